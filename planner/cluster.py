@@ -1,0 +1,119 @@
+"""The cluster graph G_D: device kinds, devices and the links between them."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from planner.errors import InvalidInput
+from planner.record import record
+
+
+def _positive(owner: str, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise InvalidInput(f"{owner}.{name} must be positive", got=value, expected="> 0")
+
+
+@record
+class DeviceKind:
+    """What one model of accelerator can do. Figures are datasheet peaks (dense bf16); efficiency is the cost model's."""
+
+    name: str
+    peak_flops: float  # FLOP/s, dense bf16
+    hbm_bytes_per_s: float
+    memory_bytes: float
+    link_bytes_per_s: float  # one way, to a peer of the same node (NVLink or PCIe)
+    price_usd_per_h: float | None = None  # None: no price configured; never 0 for "unknown"
+    launch_s: float = 2.0e-5  # floor of one decode step a layer's kernels cost (launch overhead)
+    source: str = ""  # where the figures come from
+    paced: bool = False  # real work on a CPU at a declared speed
+
+    def __post_init__(self) -> None:
+        _positive(
+            f"kind {self.name!r}",
+            peak_flops=self.peak_flops,
+            hbm_bytes_per_s=self.hbm_bytes_per_s,
+            memory_bytes=self.memory_bytes,
+            link_bytes_per_s=self.link_bytes_per_s,
+        )
+        if self.price_usd_per_h is not None and self.price_usd_per_h < 0:
+            raise InvalidInput(
+                f"kind {self.name!r}.price_usd_per_h is negative", got=self.price_usd_per_h, expected=">= 0"
+            )
+        if self.launch_s < 0:
+            raise InvalidInput(f"kind {self.name!r}.launch_s is negative", got=self.launch_s, expected=">= 0")
+
+
+@record
+class Device:
+    """One accelerator. `id` is its identity for ever (a GPU's UUID); `index` is for display only."""
+
+    id: str
+    kind: str
+    node: str
+    region: str = "local"
+    index: int = 0
+
+
+@record
+class Link:
+    """A link class. Bandwidth is one way."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if self.latency_s < 0 or not self.bytes_per_s > 0:
+            raise InvalidInput("link needs latency_s >= 0 and bytes_per_s > 0", got=(self.latency_s, self.bytes_per_s))
+
+
+@record
+class Cluster:
+    """Devices and the rule for the link between any two of them.
+
+    The link between devices a and b is, first match wins: same node -> the kind's own `link_bytes_per_s` (the slower
+    of the two kinds); same region and same kind -> `same_kind`; same region -> `cross_kind`; else the entry of
+    `regions` for the (sorted) pair, else `cross_region`.
+    """
+
+    kinds: Mapping[str, DeviceKind]
+    devices: tuple[Device, ...]
+    same_kind: Link
+    cross_kind: Link
+    cross_region: Link = Link(latency_s=0.03, bytes_per_s=6.25e8)
+    regions: Mapping[tuple[str, str], Link] = dataclasses.field(default_factory=dict)
+    intra_node_latency_s: float = 1.0e-5
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for d in self.devices:
+            if d.id in seen:
+                raise InvalidInput("device id is not unique", where="cluster.devices", got=d.id)
+            seen.add(d.id)
+            if d.kind not in self.kinds:
+                raise InvalidInput(
+                    f"device {d.id!r} is of an unknown kind",
+                    where="cluster.devices",
+                    got=d.kind,
+                    expected=", ".join(sorted(self.kinds)) or "a declared kind",
+                )
+
+    def device(self, device_id: str) -> Device:
+        """The device of that id; InvalidInput where there is none."""
+        for d in self.devices:
+            if d.id == device_id:
+                return d
+        raise InvalidInput("no such device", got=device_id, expected=", ".join(d.id for d in self.devices))
+
+    def kind_of(self, device_id: str) -> DeviceKind:
+        """The kind of the device of that id."""
+        return self.kinds[self.device(device_id).kind]
+
+    def link(self, a: Device, b: Device) -> Link:
+        """The link between two different devices."""
+        if a.node == b.node:
+            rate = min(self.kinds[a.kind].link_bytes_per_s, self.kinds[b.kind].link_bytes_per_s)
+            return Link(latency_s=self.intra_node_latency_s, bytes_per_s=rate)
+        if a.region == b.region:
+            return self.same_kind if a.kind == b.kind else self.cross_kind
+        pair = (a.region, b.region) if a.region <= b.region else (b.region, a.region)
+        return self.regions.get(pair, self.cross_region)

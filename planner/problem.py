@@ -1,0 +1,62 @@
+"""The whole input of a scheduler, as one value."""
+
+from typing import Literal
+
+from planner.cluster import Cluster
+from planner.errors import InvalidInput
+from planner.model import ModelSpec
+from planner.override import Override
+from planner.plan import Plan
+from planner.record import record
+from planner.workload import Workload
+
+Objective = Literal["throughput", "throughput_per_dollar"]
+TrainerKind = Literal["replicated", "fsdp"]
+
+
+@record
+class Capabilities:
+    """What the executor can run. A runtime is never handed a plan it cannot execute."""
+
+    rollout_max_tp: int = 8
+    rollout_max_pp: int = 4
+    train_max_devices: int | None = None  # None: no limit
+    train_max_tp: int = 8
+    train_max_pp: int = 8
+    train_max_kinds: int = 2  # kind blocks in the trainer's pipeline
+    trainer: TrainerKind = "replicated"
+    colocate: bool = False
+
+    @classmethod
+    def single_device_roles(cls) -> "Capabilities":
+        """Rollout TP = PP = 1 and a trainer on one device."""
+        return cls(
+            rollout_max_tp=1, rollout_max_pp=1, train_max_devices=1, train_max_tp=1, train_max_pp=1, train_max_kinds=1
+        )
+
+
+@record
+class Budget:
+    """How long to search. Evaluations make a run repeatable; `mip_seconds` limits each MILP."""
+
+    evaluations: int = 2000
+    mip_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.evaluations < 1 or not self.mip_seconds > 0:
+            raise InvalidInput("budget must be positive", got=(self.evaluations, self.mip_seconds))
+
+
+@record
+class Problem:
+    """Everything a scheduler may look at."""
+
+    cluster: Cluster
+    model: ModelSpec
+    workload: Workload
+    capabilities: Capabilities = Capabilities()
+    overrides: tuple[Override, ...] = ()
+    objective: Objective = "throughput"
+    floor_tokens_per_s: float | None = None  # for throughput_per_dollar
+    in_force: Plan | None = None  # ties are broken towards it
+    seed: int = 0

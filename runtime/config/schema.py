@@ -1,0 +1,205 @@
+"""The run's configuration: TOML decoded with pydantic. Unknown keys are errors. Units may be written as text.
+
+Pure: importing this module needs neither torch nor ray. Paths are relative to the file that names them
+(`runtime.config.load` resolves them).
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from planner.units import parse_bytes, parse_bytes_per_s, parse_flops, parse_seconds
+
+Bytes = Annotated[float, BeforeValidator(parse_bytes), Field(gt=0)]
+BytesPerS = Annotated[float, BeforeValidator(parse_bytes_per_s), Field(gt=0)]
+Flops = Annotated[float, BeforeValidator(parse_flops), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(ge=0)]
+Price = Annotated[float, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A table of the file. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSection(Section):
+    name: str = Field("run", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="prefix of the run's id")
+    seed: int = Field(0, ge=0, description="seed of weights, prompts and sampling noise")
+    root: Path = Field(Path("runs"), description="folder that holds run folders, relative to where hexctl is started")
+    steps: int | None = Field(None, ge=1, description="stop after that many optimiser steps; default: never")
+    disk_floor: Bytes = Field(1e9, validate_default=True, description="refuse to start with less free disk")
+
+
+class ModelSection(Section):
+    source: Literal["seeded", "pretrained", "shape"] = Field(
+        description="seeded: random weights from the seed; pretrained: safetensors in `path`; shape: for planning only"
+    )
+    path: Path = Field(description="folder with config.json (and weights), or a config.json")
+    dtype: Literal["float64", "float32", "bfloat16"] = Field("float32", description="parameters while training")
+    rollout_dtype: Literal["float64", "float32", "bfloat16"] | None = Field(
+        None, description="weights and KV cache while generating; default: as dtype"
+    )
+    tokenizer: str = Field("builtin:chars", description='"builtin:chars" or a Hugging Face folder (relative path)')
+    scale_logits: bool = Field(False, description="seeded models: divide logits by sqrt(hidden)")
+
+
+class TaskSection(Section):
+    source: Literal["copy", "jsonl"] = Field(
+        description="copy: digits to repeat, made from the seed; jsonl: rows of `path`"
+    )
+    min_length: int = Field(3, ge=1, description="copy: fewest digits")
+    max_length: int = Field(11, ge=1, description="copy: most digits")
+    path: Path | None = Field(None, description="jsonl: training rows")
+    eval_path: Path | None = Field(None, description="jsonl: held-out rows")
+    prompt_key: str = "question"
+    answer_key: str = "answer"
+    answer_after: str | None = Field(None, description='take the text after this marker as the answer, such as "####"')
+    system_prompt: str | None = None
+    prompt_template: str = Field("{prompt}", description="user turn; {prompt} is the row's prompt")
+    chat_template: Literal["auto", "none"] = Field(
+        "auto", description="auto: the tokenizer's chat template if it has one"
+    )
+    reward: Literal["exact", "prefix", "math_verify", "callable"] = Field(
+        "exact", description="prefix: share of leading tokens that are right"
+    )
+    callable: str | None = Field(
+        None, description='reward = "callable": "module:function", called with (prompt, response, answer)'
+    )
+    reward_timeout: Seconds = Field(10.0, validate_default=True, description="a verifier that runs longer is killed")
+    reward_workers: int = Field(1, ge=1, le=64)
+
+    @model_validator(mode="after")
+    def _complete(self) -> "TaskSection":
+        if self.source == "jsonl" and self.path is None:
+            raise ValueError('task.path is needed for source = "jsonl"')
+        if self.source == "copy" and self.min_length > self.max_length:
+            raise ValueError("task.min_length must not exceed task.max_length")
+        if self.reward == "callable" and not self.callable:
+            raise ValueError('task.callable is needed for reward = "callable"')
+        return self
+
+
+class AlgorithmSection(Section):
+    name: Literal["grpo"] = "grpo"
+    mode: Literal["async", "sync"] = Field("async", description="sync is eta = 0")
+    eta: int = Field(4, ge=0, le=64, description="staleness bound in optimiser steps")
+    stale_policy: Literal["mask", "wait", "drop"] = Field(
+        "mask", description="what the trainer does with tokens older than eta"
+    )
+    prompts_per_step: int = Field(32, ge=1)
+    responses_per_prompt: int = Field(8, ge=2)
+    objective: Literal["decoupled", "ppo"] = Field(
+        "decoupled", description="decoupled: clip around the proximal policy, weight by proximal/behaviour"
+    )
+    learning_rate: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    warmup_steps: int = Field(0, ge=0)
+    clip_low: float = Field(0.2, gt=0)
+    clip_high: float = Field(0.28, gt=0)
+    importance_cap: float = Field(
+        5.0, gt=0, description="truncation of the proximal/behaviour and engine/trainer ratio"
+    )
+    entropy_coefficient: float = Field(0.0, ge=0)
+    grad_norm_max: float = Field(1.0, gt=0)
+    normalise_advantage: bool = Field(True, description="divide by the group's standard deviation")
+    micro_batch_tokens: int = Field(65536, ge=1)
+
+    @property
+    def bound(self) -> int:
+        """The staleness bound in force."""
+        return 0 if self.mode == "sync" else self.eta
+
+
+class SamplingSection(Section):
+    temperature: float = Field(1.0, gt=0)
+    max_new_tokens: int = Field(16, ge=1)
+
+
+class EvaluationSection(Section):
+    every_steps: int = Field(0, ge=0, description="0: never")
+    prompts: int = Field(64, ge=1)
+
+
+class LengthsSection(Section):
+    """What the planner assumes of lengths, in tokens."""
+
+    prompt_mean: float = Field(16, gt=0)
+    prompt_max: int = Field(64, ge=1)
+    response_mean: float = Field(16, gt=0)
+    response_cv: float = Field(0.5, ge=0)
+    response_max: int | None = Field(None, ge=1, description="default: sampling.max_new_tokens")
+
+
+class KindSection(Section):
+    peak_flops: Flops
+    hbm: BytesPerS
+    memory: Bytes
+    link: BytesPerS
+    launch: Seconds = Field(2e-5, validate_default=True, description="floor of one layer in a decode step")
+    price_usd_per_h: Price | None = None
+
+
+class DeviceSection(Section):
+    kind: str
+    count: int = Field(1, ge=1, le=100_000)
+    node: str = Field("n0", description="{i} is replaced by the node's number when per_node is set")
+    per_node: int | None = Field(None, ge=1)
+    region: str = "local"
+
+
+class LinkSection(Section):
+    latency: Seconds = Field(1e-5, validate_default=True)
+    bandwidth: BytesPerS
+
+
+class FleetSection(Section):
+    source: Literal["auto", "gpus", "cpu", "paced", "declared"] = Field(
+        "auto", description="auto: free GPUs, else what `devices` says; declared: for planning only"
+    )
+    devices: tuple[DeviceSection, ...] = ()
+    kinds: dict[str, KindSection] = {}
+    prices: dict[str, Price] = Field({}, description="USD per hour by kind, over the catalogue's")
+    pacing: Path | None = Field(None, description="paced: file with the declared speeds, read by the devices only")
+    same_kind: LinkSection | None = None
+    cross_kind: LinkSection | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> "FleetSection":
+        if self.source in ("paced", "declared") and not self.devices:
+            raise ValueError(f'fleet.devices is needed for source = "{self.source}"')
+        if self.source == "paced" and self.pacing is None:
+            raise ValueError('fleet.pacing is needed for source = "paced"')
+        return self
+
+
+class PlannerSection(Section):
+    scheduler: str = "areal-hex"
+    objective: Literal["throughput", "throughput_per_dollar"] = "throughput"
+    floor_tokens_per_s: float | None = Field(None, gt=0)
+    capabilities: Literal["runtime", "unrestricted"] = Field(
+        "runtime", description="runtime: what `hexctl up` can run; unrestricted: any plan of the plan space"
+    )
+    solve_time: Seconds = Field(10.0, validate_default=True, description="seconds the planner process may take")
+
+
+class ConsentSection(Section):
+    mode: Literal["auto", "ask"] = "auto"
+    proposal_expires: Seconds = Field(120.0, validate_default=True)
+
+
+class Config(Section):
+    """One file, one run."""
+
+    run: RunSection = RunSection()
+    model: ModelSection
+    task: TaskSection | None = None
+    algorithm: AlgorithmSection = AlgorithmSection()
+    sampling: SamplingSection = SamplingSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    lengths: LengthsSection = LengthsSection()
+    fleet: FleetSection = FleetSection()
+    planner: PlannerSection = PlannerSection()
+    consent: ConsentSection = ConsentSection()

@@ -1,0 +1,78 @@
+"""Seams of the workload: what an engine and a trainer must do. Implementations declare capabilities."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from planner.record import record
+from runtime.rl.types import Append, EngineStats, Lease, SampleId, StepMetrics, TrainBatch, WeightsRef
+
+
+@record
+class EngineCapabilities:
+    """What an engine can do; enters the planner's problem."""
+
+    name: str
+    max_tp: int
+    max_pp: int
+    kv_on_update: tuple[str, ...]
+
+
+class RolloutEngine(Protocol):
+    """Continuous batching over a KV cache. Not thread-safe: one thread calls it."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities: ...
+
+    @property
+    def version(self) -> int | None:
+        """Version of the loaded, verified weights; None before the first."""
+        ...
+
+    @property
+    def digest(self) -> str | None: ...
+
+    def free_slots(self) -> int:
+        """How many more samples may be added now."""
+        ...
+
+    def add(self, leases: Sequence[Lease]) -> None:
+        """Take samples; each continues after its `tokens`. A duplicate (sample, epoch) is ignored."""
+        ...
+
+    def step(self) -> tuple[Append, ...]:
+        """Prefill what waits, decode one token for every running sample; one Append a sample that advanced. Empty when idle."""
+        ...
+
+    def abort(self, samples: Sequence[SampleId]) -> tuple[SampleId, ...]:
+        """Forget samples (their tokens were already returned by `step`); returns those that were held."""
+        ...
+
+    def held(self) -> tuple[SampleId, ...]:
+        """Samples running or waiting here."""
+        ...
+
+    def load_weights(self, ref: WeightsRef) -> None:
+        """Swap weights in place between steps, verify every tensor's hash, then recompute the KV of running samples.
+        Raises WeightsError and stays unroutable (version None) when a hash does not match."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+
+class Trainer(Protocol):
+    """Holds parameters and optimiser. One optimiser step a batch."""
+
+    @property
+    def version(self) -> int: ...
+
+    def train_step(self, batch: TrainBatch) -> StepMetrics:
+        """One optimiser step on the whole global batch; turns version `step` into `step + 1`."""
+        ...
+
+    def save_checkpoint(self, ids_hash: str) -> str:
+        """Complete checkpoint of the state after the last step: new folder, checksummed, renamed last. Returns its path."""
+        ...
+
+    def publish(self) -> WeightsRef:
+        """Write the current weights as a generation and return its reference."""
+        ...
