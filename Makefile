@@ -1,0 +1,58 @@
+# The words of this project. `make` alone lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export HYPOTHESIS_PROFILE ?= dev
+# Small matrices lose on many threads, and the tests share the machine with Ray.
+TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+
+.PHONY: help setup up demo test accept lint types fix snap bench docs clean
+.DEFAULT_GOAL := help
+
+help: ## list these words
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("hexctl needs Python 3.11 or newer, this is %d.%d\nhint: make setup PYTHON=python3.12" % v)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[run,dev]'
+	@touch $@
+
+setup: $(STAMP) ## build .venv with everything; then .venv/bin/hexctl is the command
+
+up: setup ## set up, start a run on this machine and open the dashboard
+	$(BIN)/hexctl up
+
+demo: setup ## a headless minute of the default run, with its figures
+	$(BIN)/hexctl daemon configs/local.toml --for 60s
+
+test: setup ## the suite
+	$(TEST_ENV) $(BIN)/python -m pytest
+
+accept: setup ## what is too long for CI: five seeds, five-minute runs, the pretrained model
+	$(TEST_ENV) $(BIN)/python -m pytest -m accept --timeout 3600
+
+lint: setup ## style, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: setup ## mypy, strict
+	$(BIN)/mypy
+
+fix: setup ## what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+snap: setup ## write the dashboard's pictures anew
+	$(TEST_ENV) $(BIN)/python -m pytest tests/tui --snapshot-update
+
+bench: setup ## time and memory, written to benchmarks/results.json
+	$(TEST_ENV) $(BIN)/python -m benchmarks
+
+docs: setup ## write docs/reference anew
+	$(BIN)/python -m docs.generate
+
+clean: ## remove what the tools leave behind
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
