@@ -26,8 +26,8 @@ class PlannerError(HexError):
     """Anything the planner refuses."""
 
 
-class InvalidInput(PlannerError):
-    """A value breaks an invariant."""
+class InvalidInput(PlannerError, ValueError):
+    """A value breaks an invariant. A ValueError too: pydantic then reports it with its path, among all other faults."""
 
 
 class UnknownName(PlannerError):
