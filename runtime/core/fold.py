@@ -1,0 +1,242 @@
+"""state = fold(events): total (every event has a meaning in every state) and deterministic."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from typing import Any
+
+from planner.record import replace
+from runtime.api.wire import CommandResult
+from runtime.core import event as ev
+from runtime.core.solved import PlanCause, SolvedPlan
+from runtime.core.state import ClusterState, DeviceBelief, Need, OpenProposal, Unit, UnitStatus
+
+HEALTHY_STRETCH_S = 60.0  # serving that long clears a device's failures
+KEPT_ANSWERS = 256
+
+
+def fold(state: ClusterState, events: Iterable[ev.Stored]) -> ClusterState:
+    """The state after `events`."""
+    return reduce(step, events, state)
+
+
+def step(state: ClusterState, stored: ev.Stored) -> ClusterState:
+    """The state after one event."""
+    handler = _HANDLERS.get(type(stored.event))
+    return state if handler is None else handler(state, stored.event, stored.at_s)
+
+
+def _device(state: ClusterState, device: str, **changes: Any) -> ClusterState:
+    known = state.devices.get(device)
+    if known is None:
+        return state
+    return replace(state, devices={**state.devices, device: replace(known, **changes)})
+
+
+def _unit(state: ClusterState, unit: str, epoch: int, status: UnitStatus, at_s: float, **changes: Any) -> ClusterState:
+    known = state.units.get(unit)
+    if known is None or known.epoch != epoch:
+        return state
+    return replace(state, units={**state.units, unit: replace(known, status=status, since_s=at_s, **changes)})
+
+
+def _needed(state: ClusterState, cause: PlanCause, reason: str, at_s: float) -> ClusterState:
+    """A new plan is needed for one more reason."""
+    old, rev = state.need, state.need_rev + 1
+    need = Need(
+        causes=(old.causes if old else frozenset()) | {cause},
+        reasons=(*(old.reasons if old else ()), reason)[-8:],
+        since_s=old.since_s if old else at_s,
+        last_s=at_s,
+        rev=rev,
+    )
+    return replace(state, need=need, need_rev=rev)
+
+
+def _daemon_started(state: ClusterState, e: ev.DaemonStarted, at_s: float) -> ClusterState:
+    state = replace(state, daemon_epoch=e.epoch, ending="", ended="")
+    return _needed(state, "start", "the run starts", at_s) if state.plan is None and state.need is None else state
+
+
+def _device_joined(state: ClusterState, e: ev.DeviceJoined, at_s: float) -> ClusterState:
+    old = state.devices.get(e.device)
+    belief = DeviceBelief(
+        id=e.device,
+        kind=e.kind,
+        node=e.node,
+        index=e.index,
+        region=e.region,
+        failures=old.failures if old else 0,
+        failed_at_s=old.failed_at_s if old else 0.0,
+    )
+    state = replace(state, devices={**state.devices, e.device: belief})
+    if state.plan is None and state.need is not None:
+        return state  # part of the first fleet
+    return _needed(state, "join", f"{belief.display} joined", at_s)
+
+
+def _device_lost(state: ClusterState, e: ev.DeviceLost, at_s: float) -> ClusterState:
+    known = state.devices.get(e.device)
+    if known is None or known.lost:
+        return state
+    state = _device(state, e.device, lost=e.reason or "gone", stale=False, host_bound=False)
+    return _needed(state, "loss", f"{known.display} lost", at_s)
+
+
+def _device_quarantined(state: ClusterState, e: ev.DeviceQuarantined, at_s: float) -> ClusterState:
+    state = _device(state, e.device, quarantined=e.reason)
+    return _needed(state, "quarantine", f"{state.display(e.device)} quarantined", at_s)
+
+
+def _device_released(state: ClusterState, e: ev.DeviceReleased, at_s: float) -> ClusterState:
+    state = _device(state, e.device, quarantined="", failures=0)
+    return _needed(state, "operator", f"{state.display(e.device)} released", at_s)
+
+
+def _step_ordered(state: ClusterState, e: ev.StepOrdered, at_s: float) -> ClusterState:
+    verb, kind = e.id.split(":", 1)[0].split("-", 1)
+    if verb != "start":
+        known = state.units.get(e.unit)
+        if known is None or known.epoch != e.epoch or e.id in known.orders:
+            return state
+        return replace(state, units={**state.units, e.unit: replace(known, orders=(*known.orders, e.id))})
+    known = state.units.get(e.unit)
+    if known is not None and known.epoch >= e.epoch:
+        return state
+    unit = Unit(
+        id=e.unit,
+        role="train" if kind == "trainer" else "rollout",
+        epoch=e.epoch,
+        devices=e.devices,
+        status="ordered",
+        since_s=at_s,
+        ordered_at_s=at_s,
+        orders=(e.id,),
+    )
+    names = state.names if unit.role == "train" else {**state.names, e.devices: e.unit}
+    return replace(state, units={**state.units, e.unit: unit}, names=names)
+
+
+def _unit_adopted(state: ClusterState, e: ev.UnitAdopted, at_s: float) -> ClusterState:
+    unit = Unit(
+        id=e.unit,
+        role=e.role,
+        epoch=e.epoch,
+        devices=e.devices,
+        status="seen",
+        since_s=at_s,
+        ordered_at_s=at_s,
+    )
+    names = state.names if e.role == "train" else {**state.names, e.devices: e.unit}
+    return replace(state, units={**state.units, e.unit: unit}, names=names)
+
+
+def _unit_died(state: ClusterState, e: ev.UnitDied, at_s: float) -> ClusterState:
+    unit = state.units.get(e.unit)
+    if unit is None or unit.epoch != e.epoch or unit.status in ("dead", "stopped"):
+        return state
+    healthy = unit.served_at_s is not None and at_s - unit.served_at_s >= HEALTHY_STRETCH_S
+    state = _unit(state, e.unit, e.epoch, "dead", at_s, reason=e.reason, hung=e.hung)
+    if e.device_lost:
+        return state
+    for device in unit.devices:
+        known = state.devices.get(device)
+        failures = 1 if known is None or healthy else known.failures + 1
+        state = _device(state, device, failures=failures, failed_at_s=at_s)
+    return state
+
+
+def _same_place(kind: str) -> tuple[str, ...]:
+    return ("pin",) if kind == "pin" else ("cordon", "drain")
+
+
+def _override_set(state: ClusterState, e: ev.OverrideSet, at_s: float) -> ClusterState:
+    o = e.override
+    kept = tuple(x for x in state.overrides if x.device != o.device or x.kind not in _same_place(o.kind))
+    state = replace(state, overrides=(*kept, o), override_rev=e.rev)
+    name = state.display(o.device)
+    what = f"pin {name} to {o.role}" if o.kind == "pin" else f"{o.kind} {name}"
+    return _needed(state, "operator", what, at_s)
+
+
+def _override_cleared(state: ClusterState, e: ev.OverrideCleared, at_s: float) -> ClusterState:
+    kept = tuple(x for x in state.overrides if x.device != e.device or x.kind not in _same_place(e.kind))
+    state = replace(state, overrides=kept, override_rev=e.rev)
+    verb = "unpin" if e.kind == "pin" else "uncordon"
+    return _needed(state, "operator", f"{verb} {state.display(e.device)}", at_s)
+
+
+def _command_accepted(state: ClusterState, e: ev.CommandAccepted, at_s: float) -> ClusterState:
+    answer = CommandResult(accepted=True, message=e.message, override_rev=e.override_rev, plan_rev=e.plan_rev)
+    kept = list(state.answers.items())[-(KEPT_ANSWERS - 1) :]
+    return replace(state, answers={**dict(kept), e.key: answer})
+
+
+def _in_force(state: ClusterState, solved: SolvedPlan) -> ClusterState:
+    return replace(
+        state, plan=solved, plan_rev=max(state.plan_rev, solved.rev), proposal=None, infeasible="", blocked=""
+    )
+
+
+def _plan_proposed(state: ClusterState, e: ev.PlanProposed, at_s: float) -> ClusterState:
+    proposal = OpenProposal(solved=e.solved, expires_at_s=e.expires_at_s, gain_share=e.gain_share)
+    rev = max(state.plan_rev, e.solved.rev)
+    return replace(state, proposal=proposal, plan_rev=rev, need=None, infeasible="")
+
+
+def _plan_approved(state: ClusterState, e: ev.PlanApproved, at_s: float) -> ClusterState:
+    if state.proposal is None or state.proposal.solved.rev != e.rev:
+        return state
+    return _in_force(state, state.proposal.solved)
+
+
+def _proposal_closed(state: ClusterState, e: ev.PlanRejected | ev.ProposalExpired, at_s: float) -> ClusterState:
+    if state.proposal is None or state.proposal.solved.rev != e.rev:
+        return state
+    return replace(state, proposal=None)
+
+
+def _milestone(state: ClusterState, e: ev.MilestoneReached, at_s: float) -> ClusterState:
+    return state if e.name in state.milestones else replace(state, milestones=(*state.milestones, e.name))
+
+
+Handler = Callable[[ClusterState, Any, float], ClusterState]
+
+_HANDLERS: Mapping[type, Handler] = {
+    ev.DaemonStarted: _daemon_started,
+    ev.DeviceJoined: _device_joined,
+    ev.DeviceLost: _device_lost,
+    ev.DeviceWentStale: lambda s, e, t: _device(s, e.device, stale=True),
+    ev.DeviceAnswered: lambda s, e, t: _device(s, e.device, stale=False),
+    ev.DeviceBecameHostBound: lambda s, e, t: _device(s, e.device, host_bound=True),
+    ev.DeviceCaughtUp: lambda s, e, t: _device(s, e.device, host_bound=False),
+    ev.DeviceQuarantined: _device_quarantined,
+    ev.DeviceReleased: _device_released,
+    ev.StepOrdered: _step_ordered,
+    ev.UnitAppeared: lambda s, e, t: _unit(s, e.unit, e.epoch, "seen", t),
+    ev.UnitAdopted: _unit_adopted,
+    ev.UnitServed: lambda s, e, t: _unit(s, e.unit, e.epoch, "serving", t, served_at_s=t),
+    ev.UnitDrained: lambda s, e, t: _unit(s, e.unit, e.epoch, "drained", t),
+    ev.UnitDied: _unit_died,
+    ev.UnitStopped: lambda s, e, t: _unit(s, e.unit, e.epoch, "stopped", t),
+    ev.OverrideSet: _override_set,
+    ev.OverrideCleared: _override_cleared,
+    ev.CommandAccepted: _command_accepted,
+    ev.ReplanRequested: lambda s, e, t: _needed(s, "operator", "asked by the operator", t),
+    ev.PlanAdopted: lambda s, e, t: replace(_in_force(s, e.solved), need=None),
+    ev.PlanProposed: _plan_proposed,
+    ev.PlanApproved: _plan_approved,
+    ev.PlanRejected: _proposal_closed,
+    ev.ProposalExpired: _proposal_closed,
+    ev.PlanKept: lambda s, e, t: replace(s, need=None, infeasible="", proposal=None),
+    ev.PlanFoundInfeasible: lambda s, e, t: replace(s, need=None, infeasible=e.message),
+    ev.PlanningFailed: lambda s, e, t: replace(s, need=None, planning_failed_at_s=t),
+    ev.PlanReached: lambda s, e, t: replace(s, reached_rev=e.rev, blocked=""),
+    ev.FloorWaived: lambda s, e, t: replace(s, floor_waived_rev=e.rev),
+    ev.MigrationBlocked: lambda s, e, t: replace(s, blocked="; ".join((e.reason, *e.options))),
+    ev.MigrationUnblocked: lambda s, e, t: replace(s, blocked=""),
+    ev.FlowFellSilent: lambda s, e, t: replace(s, flow_silent=True),
+    ev.FlowAnswered: lambda s, e, t: replace(s, flow_silent=False),
+    ev.MilestoneReached: _milestone,
+    ev.RunEndRequested: lambda s, e, t: replace(s, ending=e.reason),
+    ev.RunEnded: lambda s, e, t: replace(s, ended=e.reason),
+}

@@ -1,0 +1,66 @@
+"""Time limits of the belief, and what it carries from one observation to the next."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from planner.record import record
+
+
+@record
+class Limits:
+    """Seconds after which something counts. Every wait of the belief has one."""
+
+    device_stale_s: float = 5.0  # no news: said, nothing done
+    device_lost_s: float = 60.0  # no news: taken for lost
+    host_bound_enter_s: float = 3.0
+    host_bound_leave_s: float = 10.0
+    exchange_s: float = 15.0  # a serving replica's last exchange with flow
+    progress_s: float = 90.0  # a replica that runs samples and decodes nothing
+    unknown_s: float = 60.0  # a unit nobody can tell anything of
+    vanish_s: float = 5.0  # a living unit that is no longer in the observation
+    settle_s: float = 2.0  # a stopped unit's absence before its devices count as free
+    appear_s: float = 120.0  # an ordered unit that was never seen
+    start_s: float = 300.0  # a starting unit that does not serve
+    trainer_silent_s: float = 600.0  # a trainer's last sign; steps may be long
+    drain_s: float = 120.0  # an ordered drain that does not end
+    flow_silent_s: float = 5.0
+    rate_tau_s: float = 5.0  # time constant of smoothed rates
+
+
+@record
+class Rate:
+    """A smoothed rate and when it was last fed."""
+
+    tokens_per_s: float
+    at_s: float
+
+
+@record
+class Progress:
+    """The work figures of a replica and since when they stand still."""
+
+    mark: tuple[int, ...]
+    since_s: float
+
+
+@record
+class Memory:
+    """What the belief carries from one observation to the next, by device or unit."""
+
+    since_s: Mapping[str, float] = dataclasses.field(default_factory=dict)  # "what:subject" -> first seen
+    progress: Mapping[str, Progress] = dataclasses.field(default_factory=dict)
+    rates: Mapping[str, Rate] = dataclasses.field(default_factory=dict)
+
+
+class Since:
+    """How long each condition has held without a break; conditions that do not hold now are forgotten."""
+
+    def __init__(self, before: Mapping[str, float], now_s: float) -> None:
+        self._before, self._now_s = before, now_s
+        self.after: dict[str, float] = {}
+
+    def held_s(self, what: str, subject: str) -> float:
+        """Seconds the condition has held, this observation included (0 on the first)."""
+        key = f"{what}:{subject}"
+        self.after[key] = self._before.get(key, self._now_s)
+        return max(0.0, self._now_s - self.after[key])

@@ -1,0 +1,263 @@
+"""Events in words, for the log and the console: level, subject and one sentence."""
+
+from collections.abc import Callable
+from typing import assert_never
+
+from planner.record import record
+from runtime.api.wire import EventRow, Level
+from runtime.core import event as ev
+from runtime.core.solved import SolvedPlan
+from runtime.core.state import ClusterState
+
+Display = Callable[[str], str]
+
+
+@record
+class Words:
+    """One event for people."""
+
+    message: str
+    subject: str = ""
+    level: Level = "info"
+
+
+def row(stored: ev.Stored, state: ClusterState) -> EventRow:
+    """An event as the console shows it; `state` gives devices their names."""
+    w = words(stored.event, state.display)
+    return EventRow(
+        seq=stored.seq,
+        at_s=stored.at_s,
+        level=w.level,
+        kind=ev.kind(stored.event),
+        message=w.message,
+        subject=w.subject,
+    )
+
+
+def words(event: ev.Event, display: Display) -> Words:
+    """Level, subject and sentence of an event."""
+    match event:
+        case (
+            ev.DeviceJoined()
+            | ev.DeviceLost()
+            | ev.DeviceWentStale()
+            | ev.DeviceAnswered()
+            | ev.DeviceBecameHostBound()
+            | ev.DeviceCaughtUp()
+            | ev.DeviceQuarantined()
+            | ev.DeviceReleased()
+        ):
+            return _device_words(event, display(event.device))
+        case ev.UnitAppeared() | ev.UnitServed() | ev.UnitDrained() | ev.UnitDied() | ev.UnitStopped():
+            return _unit_words(event)
+        case ev.UnitAdopted():
+            what = f"{event.unit} on {_names(event.devices, display)} adopted as it is"
+            return Words(message=what, subject=event.unit, level="warning")
+        case ev.StepOrdered():
+            return Words(message=_step_words(event, display), subject=event.unit)
+        case ev.OverrideSet() | ev.OverrideCleared() | ev.CommandAccepted() | ev.ReplanRequested():
+            return _operator_words(event, display)
+        case (
+            ev.PlanningStarted()
+            | ev.PlanAdopted()
+            | ev.PlanProposed()
+            | ev.PlanApproved()
+            | ev.PlanRejected()
+            | ev.ProposalExpired()
+            | ev.PlanKept()
+            | ev.PlanFoundInfeasible()
+            | ev.PlanningFailed()
+            | ev.PlanReached()
+        ):
+            return _plan_words(event, display)
+        case _:
+            return _run_words(event)
+
+
+def _names(devices: tuple[str, ...], display: Display) -> str:
+    return ", ".join(display(d) for d in devices)
+
+
+def _by(author: str, reason: str) -> str:
+    return (f" by {author}" if author else "") + (f": {reason}" if reason else "")
+
+
+def _device_words(
+    event: ev.DeviceJoined
+    | ev.DeviceLost
+    | ev.DeviceWentStale
+    | ev.DeviceAnswered
+    | ev.DeviceBecameHostBound
+    | ev.DeviceCaughtUp
+    | ev.DeviceQuarantined
+    | ev.DeviceReleased,
+    name: str,
+) -> Words:
+    match event:
+        case ev.DeviceJoined():
+            return Words(message=f"{name} ({event.kind}) joined", subject=event.device)
+        case ev.DeviceLost():
+            return Words(message=f"{name} lost ({event.reason})", subject=event.device, level="error")
+        case ev.DeviceWentStale():
+            note = f" ({event.note})" if event.note else ""
+            message = f"no news of {name} for {event.age_s:.0f} s{note}; it counts as there until that is known"
+            return Words(message=message, subject=event.device, level="warning")
+        case ev.DeviceAnswered():
+            return Words(message=f"{name} answers again", subject=event.device)
+        case ev.DeviceBecameHostBound():
+            lag = "" if event.lag_share is None else f" by {event.lag_share:.0%}"
+            message = f"{name} is behind its clock{lag}: the host is too slow, its figures do not count"
+            return Words(message=message, subject=event.device, level="warning")
+        case ev.DeviceCaughtUp():
+            return Words(message=f"{name} keeps its clock again", subject=event.device)
+        case ev.DeviceQuarantined():
+            message = f"{name} quarantined after {event.failures} failures ({event.reason}); uncordon it to try again"
+            return Words(message=message, subject=event.device, level="error")
+        case ev.DeviceReleased():
+            return Words(message=f"{name} released from quarantine", subject=event.device)
+        case _:
+            assert_never(event)
+
+
+def _unit_words(event: ev.UnitAppeared | ev.UnitServed | ev.UnitDrained | ev.UnitDied | ev.UnitStopped) -> Words:
+    unit = event.unit
+    match event:
+        case ev.UnitAppeared():
+            pid = "" if event.pid is None else f" (pid {event.pid})"
+            return Words(message=f"{unit} starting{pid}", subject=unit)
+        case ev.UnitServed():
+            version = "" if event.version is None else f" at version {event.version}"
+            return Words(message=f"{unit} in service{version}, {event.after_s:.1f} s after its start", subject=unit)
+        case ev.UnitDrained():
+            return Words(message=f"{unit} holds nothing any more", subject=unit)
+        case ev.UnitDied():
+            rest = f"; its {event.held} samples go on elsewhere from their tokens" if event.held else ""
+            message = f"{unit} {'hung' if event.hung else 'died'} ({event.reason}){rest}"
+            return Words(message=message, subject=unit, level="error")
+        case ev.UnitStopped():
+            return Words(message=f"{unit} stopped, its devices are free", subject=unit)
+        case _:
+            assert_never(event)
+
+
+def _step_words(event: ev.StepOrdered, display: Display) -> str:
+    verb = event.id.split("-", 1)[0]
+    on = f" on {_names(event.devices, display)}" if event.devices else ""
+    at = " at its next step boundary" if verb == "quiesce" else ""
+    return f"{verb} {event.unit}{on}{at}" + (f" ({event.reason})" if event.reason else "")
+
+
+def _operator_words(
+    event: ev.OverrideSet | ev.OverrideCleared | ev.CommandAccepted | ev.ReplanRequested, display: Display
+) -> Words:
+    match event:
+        case ev.OverrideSet():
+            o = event.override
+            what = (
+                f"{display(o.device)} "
+                + {
+                    "cordon": "cordoned",
+                    "drain": "drained",
+                    "pin": f"pinned to {o.role}",
+                }[o.kind]
+            )
+            return Words(message=what + _by(o.author, o.reason), subject=o.device, level="warning")
+        case ev.OverrideCleared():
+            what = f"{display(event.device)} {'unpinned' if event.kind == 'pin' else 'uncordoned'}"
+            return Words(message=what + _by(event.author, event.reason), subject=event.device)
+        case ev.CommandAccepted():
+            by = f" ({event.author})" if event.author else ""
+            return Words(message=f"{event.name}{by}: {event.message}", subject=event.device or "")
+        case ev.ReplanRequested():
+            return Words(message="new plan asked for" + _by(event.author, event.reason))
+        case _:
+            assert_never(event)
+
+
+def _solved_words(s: SolvedPlan, display: Display) -> str:
+    train = s.plan.train
+    trains = f"train on {_names(train.devices, display)}" if train else "nobody trains"
+    rollouts = ", ".join(_names(p.devices, display) for p in s.plan.rollouts)
+    rate = f"{s.prediction.tokens_per_s:,.0f} tokens/s predicted, gap {s.gap:.1%}, solved in {s.solve_s:.1f} s"
+    return f"{trains}; rollout on {rollouts or 'nothing'} ({rate})"
+
+
+def _plan_words(
+    event: ev.PlanningStarted
+    | ev.PlanAdopted
+    | ev.PlanProposed
+    | ev.PlanApproved
+    | ev.PlanRejected
+    | ev.ProposalExpired
+    | ev.PlanKept
+    | ev.PlanFoundInfeasible
+    | ev.PlanningFailed
+    | ev.PlanReached,
+    display: Display,
+) -> Words:
+    match event:
+        case ev.PlanningStarted():
+            return Words(message=f"planning: {event.trigger}")
+        case ev.PlanAdopted():
+            s = event.solved
+            return Words(message=f"plan r{s.rev} in force ({s.trigger}): {_solved_words(s, display)}")
+        case ev.PlanProposed():
+            s, gain = event.solved, event.gain_share
+            more = "" if gain is None else f", {gain:+.1%} tokens/s"
+            message = f"plan r{s.rev} proposed ({s.trigger}){more}: {_solved_words(s, display)}"
+            return Words(message=message, level="warning")
+        case ev.PlanApproved():
+            return Words(message=f"plan r{event.rev} approved{_by(event.author, '')}")
+        case ev.PlanRejected():
+            return Words(message=f"plan r{event.rev} rejected{_by(event.author, event.reason)}")
+        case ev.ProposalExpired():
+            return Words(message=f"proposal r{event.rev} expired unanswered", level="warning")
+        case ev.PlanKept():
+            return Words(message=f"plan kept ({event.trigger}): nothing better found in {event.solve_s:.1f} s")
+        case ev.PlanFoundInfeasible():
+            return Words(message=f"no plan exists ({event.trigger}): {event.message}", level="error")
+        case ev.PlanningFailed():
+            return Words(message=f"planning failed ({event.trigger}): {event.message}", level="error")
+        case ev.PlanReached():
+            return Words(message=f"plan r{event.rev} is in place")
+        case _:
+            assert_never(event)
+
+
+def _run_words(
+    event: ev.DaemonStarted
+    | ev.FloorWaived
+    | ev.MigrationBlocked
+    | ev.MigrationUnblocked
+    | ev.FlowFellSilent
+    | ev.FlowAnswered
+    | ev.MilestoneReached
+    | ev.RunEndRequested
+    | ev.RunEnded,
+) -> Words:
+    match event:
+        case ev.DaemonStarted():
+            what = "takes the living run over as it is" if event.adopted else "starts"
+            return Words(message=f"daemon {event.epoch} (pid {event.pid}) {what}")
+        case ev.FloorWaived():
+            return Words(message=f"rollout pauses for a while: {event.reason}", level="warning")
+        case ev.MigrationBlocked():
+            options = f"; options: {'; '.join(event.options)}" if event.options else ""
+            return Words(message=f"blocked: {event.reason}{options}", level="error")
+        case ev.MigrationUnblocked():
+            return Words(message="no longer blocked")
+        case ev.FlowFellSilent():
+            age = "" if event.age_s is None else f" for {event.age_s:.0f} s"
+            return Words(message=f"flow does not answer{age}; replicas buffer and wait", level="error")
+        case ev.FlowAnswered():
+            pid = "" if event.pid is None else f" (pid {event.pid})"
+            return Words(message=f"flow answers{pid}")
+        case ev.MilestoneReached():
+            return Words(message=f"{event.name}: {event.detail}")
+        case ev.RunEndRequested():
+            by = f" by {event.author}" if event.author else ""
+            return Words(message=f"the run ends{by}: {event.reason}")
+        case ev.RunEnded():
+            return Words(message=f"run ended: {event.reason}", level="error" if event.failed else "info")
+        case _:
+            assert_never(event)
