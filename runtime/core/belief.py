@@ -23,8 +23,17 @@ def believe(
     events += _flow(obs, state, limits)
     events += _devices(obs, state, limits, since)
     progress = _progress(obs, memory, now_s)
-    lost = {e.device for e in events if isinstance(e, ev.DeviceLost)} | {d.id for d in state.devices.values() if d.lost}
-    events += _units(obs, state, limits, since, progress, lost, now_s)
+    gone = {e.device for e in events if isinstance(e, ev.DeviceLost)}
+    look = Look(
+        limits=limits,
+        since=since,
+        progress=progress,
+        held={(r.replica, r.epoch): r.leased for r in (obs.flow.replicas if obs.flow is not None else ())},
+        flow_fresh=obs.flow_age_s is not None and obs.flow_age_s <= limits.flow_silent_s,
+        lost=frozenset(gone | {d.id for d in state.devices.values() if d.lost}),
+        now_s=now_s,
+    )
+    events += unit_events(obs, state, look)
     rates = _rates(obs, memory.rates, limits.rate_tau_s, now_s)
     return tuple(events), Memory(since_s=since.after, progress=progress, rates=rates)
 
