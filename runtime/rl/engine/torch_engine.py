@@ -1,0 +1,264 @@
+"""Continuous batching in plain torch: a KV cache row a running sample, one token a step for all of them.
+
+Samples wait in arrival order. Each step first fills the KV rows of those that fit (prompt and tokens so far, all but the
+last), then decodes one token for every row, so that a token is sampled on one path whether its sample is new, resumed
+from a journal or caught up after new weights. A sample's tokens depend on the weights, the run's seed and its identity
+alone; in float64 the batch around it does not matter even to rounding that counts.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.errors import WeightsError
+from runtime.rl.engine.spec import TORCH_CAPABILITIES, EngineSpec
+from runtime.rl.model import DTYPES, DecoderConfig, KVCache, build_empty
+from runtime.rl.protocols import EngineCapabilities
+from runtime.rl.sampling import noise, sample
+from runtime.rl.types import Append, EngineStats, FinishReason, Lease, SampleId, WeightsRef
+
+ReadGeneration = Callable[[WeightsRef], Mapping[str, Tensor]]
+"""Tensors of a generation by name, every hash verified; raises WeightsError."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A sample on its way: `tokens` is the prompt and the response so far."""
+
+    sample: SampleId
+    epoch: int
+    tokens: list[int]
+    prompt_length: int
+    limit: int  # length at which it ends
+
+    @property
+    def position(self) -> int:
+        """Response tokens so far: the position of the next one."""
+        return len(self.tokens) - self.prompt_length
+
+    def take(self, token: int, logprob: float, *, version: int, eos_ids: frozenset[int]) -> Append:
+        """Go on by one token."""
+        self.tokens.append(token)
+        return self._told((token,), (logprob,), version, self.finish(eos_ids))
+
+    def end(self, reason: FinishReason, *, version: int) -> Append:
+        """Say that there is nothing to add."""
+        return self._told((), (), version, reason)
+
+    def finish(self, eos_ids: frozenset[int]) -> FinishReason | None:
+        """Why the sample has ended, as far as its tokens say: also for one resumed after its last token."""
+        if self.position > 0 and self.tokens[-1] in eos_ids:
+            return "eos"
+        return "length" if len(self.tokens) >= self.limit or not self.tokens else None
+
+    def _told(
+        self, tokens: tuple[int, ...], logprobs: tuple[float, ...], version: int, finished: FinishReason | None
+    ) -> Append:
+        return Append(
+            sample=self.sample,
+            epoch=self.epoch,
+            start=self.position - len(tokens),
+            tokens=tokens,
+            logprobs=logprobs,
+            version=version,
+            finished=finished,
+        )
+
+
+class TorchEngine:
+    """A `RolloutEngine`. Not thread-safe."""
+
+    def __init__(self, config: DecoderConfig, spec: EngineSpec, read_generation: ReadGeneration) -> None:
+        self.spec = spec
+        self._read = read_generation
+        self._device = torch.device(spec.device)
+        self._decoder = build_empty(config, DTYPES[spec.dtype]).to(self._device).requires_grad_(False).eval()
+        self._cache = KVCache(config, dtype=DTYPES[spec.dtype], device=self._device)
+        self._waiting: deque[_Held] = deque()
+        self._running: list[_Held] = []  # index: row of the cache
+        self._by_id: dict[SampleId, _Held] = {}
+        self._reserved = 0  # KV positions running samples may come to use
+        self._version: int | None = None
+        self._digest: str | None = None
+        self._decoded = self._prefilled = self._updates = 0
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return TORCH_CAPABILITIES
+
+    @property
+    def version(self) -> int | None:
+        return self._version
+
+    @property
+    def digest(self) -> str | None:
+        return self._digest
+
+    def free_slots(self) -> int:
+        return max(0, self.spec.slots - len(self._running) - len(self._waiting))
+
+    def held(self) -> tuple[SampleId, ...]:
+        return tuple(self._by_id)
+
+    def stats(self) -> EngineStats:
+        """Rates are the caller's to measure: it knows when the engine was made to wait."""
+        used = sum(len(held.tokens) for held in self._running)
+        return EngineStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            slots=self.spec.slots,
+            kv_used_share=min(1.0, used / self.spec.kv_tokens),
+            decoded_tokens=self._decoded,
+            prefill_tokens=self._prefilled,
+            updates=self._updates,
+        )
+
+    def add(self, leases: Sequence[Lease]) -> None:
+        """Queue samples. A newer lease epoch of a held sample replaces it; the same or an older one is ignored.
+
+        A sample whose prompt is empty or leaves no room below `max_length` ends at once, for length.
+        """
+        for lease in leases:
+            held = self._by_id.get(lease.sample)
+            if held is not None:
+                if held.epoch >= lease.epoch:
+                    continue
+                self.abort((lease.sample,))
+            prompt_length = len(lease.prompt_tokens)
+            held = _Held(
+                sample=lease.sample,
+                epoch=lease.epoch,
+                tokens=[*lease.prompt_tokens, *lease.tokens],
+                prompt_length=prompt_length,
+                limit=min(prompt_length + lease.max_new_tokens, self.spec.max_length),
+            )
+            self._by_id[lease.sample] = held
+            self._waiting.append(held)
+
+    def abort(self, samples: Sequence[SampleId]) -> tuple[SampleId, ...]:
+        gone = {s for s in samples if s in self._by_id}
+        self._waiting = deque(h for h in self._waiting if h.sample not in gone)
+        self._drop_rows(row for row, h in enumerate(self._running) if h.sample in gone)
+        for sample_id in gone:
+            del self._by_id[sample_id]
+        return tuple(s for s in dict.fromkeys(samples) if s in gone)
+
+    @torch.inference_mode()
+    def step(self) -> tuple[Append, ...]:
+        """Nothing is decoded before the first weights or after a failed update."""
+        if self._version is None:
+            return ()
+        ended = self._admit(self._version)
+        return (*ended, *self._decode(self._version)) if self._running else ended
+
+    def load_weights(self, ref: WeightsRef) -> None:
+        """Verify everything first, then copy in place; running samples queue up again, ahead of those that wait.
+
+        Raises WeightsError, with `version` None, when a hash, name or shape is not as it must be.
+        """
+        self._version = self._digest = None
+        parameters = dict(self._decoder.named_parameters())
+        tensors = self._read(ref)
+        _check_fit(parameters, tensors, ref)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(tensors[name])
+        self._version, self._digest = ref.version, ref.digest
+        self._updates += 1
+        self._waiting.extendleft(reversed(self._running))
+        self._running, self._reserved = [], 0
+
+    def _admit(self, version: int) -> tuple[Append, ...]:
+        """Move waiting samples into rows while they fit; those that arrive ended are told so, with no tokens."""
+        ended: list[Append] = []
+        new: list[_Held] = []
+        while self._waiting and len(self._running) + len(new) < self.spec.slots:
+            held = self._waiting[0]
+            reason = held.finish(self.spec.eos_ids)
+            if reason is not None:
+                self._waiting.popleft()
+                del self._by_id[held.sample]
+                ended.append(held.end(reason, version=version))
+                continue
+            if self._reserved + held.limit > self.spec.kv_tokens and (self._running or new):
+                break  # a lone sample always runs, however long
+            self._reserved += held.limit
+            new.append(self._waiting.popleft())
+        # Similar lengths side by side: less padding. Order within the batch has no effect on what is sampled.
+        new.sort(key=lambda h: len(h.tokens))
+        while new:
+            new = self._prefill(new)
+        return tuple(ended)
+
+    def _prefill(self, new: list[_Held]) -> list[_Held]:
+        """Fill the rows of as many of `new` (sorted by length) as one forward may hold; returns the rest."""
+        count = 1
+        while count < len(new) and (count + 1) * (len(new[count].tokens) - 1) <= self.spec.prefill_tokens:
+            count += 1
+        batch, rest = new[:count], new[count:]
+        length = len(batch[-1].tokens) - 1
+        first_row = len(self._running)
+        self._cache.ensure(first_row + count, length + 1)
+        if length:
+            rows = [h.tokens[:-1] + [0] * (length + 1 - len(h.tokens)) for h in batch]
+            self._decoder.prefill(torch.tensor(rows, device=self._device), self._cache, first_row)
+            self._prefilled += sum(len(h.tokens) - 1 for h in batch)
+        self._running += batch
+        return rest
+
+    def _decode(self, version: int) -> tuple[Append, ...]:
+        """One token for every row."""
+        running = self._running
+        positions = [len(h.tokens) - 1 for h in running]
+        self._cache.ensure(len(running), max(positions) + 1)
+        logits = self._decoder.decode(
+            torch.tensor([h.tokens[-1] for h in running], device=self._device),
+            torch.tensor(positions, device=self._device),
+            self._cache,
+        )
+        u = noise(
+            self.spec.seed,
+            [h.sample.group for h in running],
+            [h.sample.member for h in running],
+            [h.position for h in running],
+        )
+        chosen, logprobs = sample(logits, torch.from_numpy(u).to(self._device), temperature=self.spec.temperature)
+        appends: list[Append] = []
+        for held, token, logprob in zip(running, chosen.tolist(), logprobs.tolist(), strict=True):
+            appends.append(held.take(token, logprob, version=version, eos_ids=self.spec.eos_ids))
+        self._decoded += len(appends)
+        self._drop_rows(row for row, append in enumerate(appends) if append.finished is not None)
+        for append in appends:
+            if append.finished is not None:
+                del self._by_id[append.sample]
+        return tuple(appends)
+
+    def _drop_rows(self, rows: Iterable[int]) -> None:
+        """Free rows; the last rows move into the holes, so that rows in use stay the first ones."""
+        for row in sorted(rows, reverse=True):
+            last = len(self._running) - 1
+            self._reserved -= self._running[row].limit
+            if row != last:
+                self._cache.move(last, row)
+                self._running[row] = self._running[last]
+            self._running.pop()
+
+
+def _check_fit(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], ref: WeightsRef) -> None:
+    """The generation must hold exactly this model's tensors."""
+    odd = sorted(parameters.keys() ^ tensors.keys())
+    if odd:
+        raise WeightsError(
+            f"generation {ref.version} is of another model", where=ref.path, got=f"{len(odd)} odd names, first {odd[0]}"
+        )
+    for name, parameter in parameters.items():
+        if parameter.shape != tensors[name].shape:
+            raise WeightsError(
+                f"generation {ref.version}: tensor {name} has another shape",
+                where=ref.path,
+                got=tuple(tensors[name].shape),
+                expected=str(tuple(parameter.shape)),
+            )
