@@ -1,0 +1,129 @@
+"""When to plan, and what becomes of the answer: hard triggers at once, joins coalesced, consent where it is due.
+
+Failure repair and an operator's command never wait for consent; an improvement (a device joined) does in mode `ask`.
+"""
+
+from typing import Literal
+
+from planner.plan import Plan
+from planner.record import record, replace
+from planner.solution import Feasible, Solution
+from runtime.core import event as ev
+from runtime.core.solved import PlanCause, SolvedPlan, shape
+from runtime.core.state import ClusterState, Need
+from runtime.core.target import QUARANTINE_AFTER, against_override
+
+HARD_QUIET_S = 0.5  # losses come in bursts: one plan for all of them
+HARD_LONGEST_S = 3.0
+JOIN_QUIET_S = 3.0
+JOIN_LONGEST_S = 15.0
+RETRY_S = 10.0  # after a planner that broke, while there is no plan at all
+
+
+@record
+class ConsentRule:
+    """Who says yes to an improvement."""
+
+    mode: Literal["auto", "ask"] = "auto"
+    expires_s: float = 120.0
+
+
+def due(state: ClusterState, now_s: float) -> Need | None:
+    """The need for a plan that should be worked on now, or None. Losses and operators at once, joins when they pause."""
+    if state.ending:
+        return None
+    need = state.need
+    if need is None:
+        failed = state.planning_failed_at_s
+        if state.plan is None and failed is not None and now_s - failed >= RETRY_S:
+            return _retry(state, failed)
+        return None
+    if need.causes & {"operator", "start"}:
+        return need
+    hard = bool(need.causes & {"loss", "quarantine"})
+    quiet_s, longest_s = (HARD_QUIET_S, HARD_LONGEST_S) if hard else (JOIN_QUIET_S, JOIN_LONGEST_S)
+    pausing = now_s - need.last_s >= quiet_s
+    return need if pausing or now_s - need.since_s >= longest_s else None
+
+
+def _retry(state: ClusterState, failed_s: float) -> Need:
+    cause: PlanCause = "start"
+    reasons = ("the last planning failed",)
+    return Need(causes=frozenset({cause}), reasons=reasons, since_s=failed_s, last_s=failed_s, rev=state.need_rev)
+
+
+def verdicts(state: ClusterState, now_s: float) -> tuple[ev.Event, ...]:
+    """What time and counters decide without any observation: quarantine, and proposals nobody answered."""
+    events: list[ev.Event] = []
+    for d in state.present:
+        if d.failures >= QUARANTINE_AFTER and not d.quarantined:
+            reason = next(
+                (u.reason for u in state.units.values() if d.id in u.devices and u.reason), "units failed on it"
+            )
+            events.append(ev.DeviceQuarantined(device=d.id, failures=d.failures, reason=reason))
+    if state.proposal is not None and now_s >= state.proposal.expires_at_s:
+        events.append(ev.ProposalExpired(rev=state.proposal.solved.rev))
+    return tuple(events)
+
+
+def trigger_words(need: Need) -> str:
+    """What led to a plan, in words."""
+    return ", ".join(dict.fromkeys(need.reasons))
+
+
+def judge(
+    state: ClusterState, need: Need, solution: Solution, *, solve_s: float, rule: ConsentRule, now_s: float
+) -> ev.Event:
+    """What becomes of the planner's answer: adopted, proposed, kept or infeasible."""
+    trigger = trigger_words(need)
+    if not isinstance(solution, Feasible):
+        return ev.PlanFoundInfeasible(trigger=trigger, message=solution.message)
+    in_force = state.plan
+    if in_force is not None and shape(in_force.plan) == shape(solution.plan):
+        return ev.PlanKept(trigger=trigger, solve_s=solve_s)
+    solved = solved_plan(solution, rev=state.plan_rev + 1, trigger=trigger, solve_s=solve_s, now_s=now_s)
+    if rule.mode == "ask" and in_force is not None and not _without_asking(state, need, in_force, solution.plan):
+        gain = None
+        if in_force.prediction.tokens_per_s > 0:
+            gain = solution.prediction.tokens_per_s / in_force.prediction.tokens_per_s - 1.0
+        return ev.PlanProposed(solved=solved, expires_at_s=now_s + rule.expires_s, gain_share=gain)
+    return ev.PlanAdopted(solved=solved)
+
+
+def solved_plan(solution: Feasible, *, rev: int, trigger: str, solve_s: float, now_s: float) -> SolvedPlan:
+    """The solution under a revision."""
+    return SolvedPlan(
+        rev=rev,
+        plan=solution.plan,
+        prediction=solution.prediction,
+        scheduler=solution.scheduler,
+        bound_tokens_per_s=solution.bound_tokens_per_s,
+        bound_scope=solution.bound_scope,
+        gap=solution.gap,
+        solve_s=solve_s,
+        finished=solution.finished,
+        headline=solution.explanation.headline,
+        why=solution.explanation.lines,
+        trigger=trigger,
+        made_at_s=now_s,
+    )
+
+
+def _without_asking(state: ClusterState, need: Need, in_force: SolvedPlan, new: Plan) -> bool:
+    """An operator's command is its own consent; so is a repair that the run cannot go on without, or that moves nothing."""
+    if need.causes & {"operator", "start"}:
+        return True
+    rest = surviving(state, in_force.plan)
+    if rest.train is None or not rest.rollouts:
+        return True
+    return bool(need.causes & {"loss", "quarantine"}) and shape(rest) == shape(new)
+
+
+def surviving(state: ClusterState, plan: Plan) -> Plan:
+    """What is left of a plan without the devices that are lost or forbidden by now."""
+
+    def usable(device: str, role: str) -> bool:
+        return not against_override(state, device, role)
+
+    kept = tuple(p for p in plan.placements if all(usable(d, p.role) for d in p.devices))
+    return replace(plan, placements=kept)
