@@ -54,6 +54,8 @@ def _needed(state: ClusterState, cause: PlanCause, reason: str, at_s: float) -> 
 
 def _daemon_started(state: ClusterState, e: ev.DaemonStarted, at_s: float) -> ClusterState:
     state = replace(state, daemon_epoch=e.epoch, ending="", ended="")
+    if not e.adopted:  # a run that ended and starts again: nothing of it stands, and the fleet may be another
+        state = replace(state, milestones=(), plan=None, proposal=None, reached_rev=None, blocked="", flow_silent=None)
     return _needed(state, "start", "the run starts", at_s) if state.plan is None and state.need is None else state
 
 
@@ -199,6 +201,11 @@ def _milestone(state: ClusterState, e: ev.MilestoneReached, at_s: float) -> Clus
     return state if e.name in state.milestones else replace(state, milestones=(*state.milestones, e.name))
 
 
+def _run_ended(state: ClusterState, e: ev.RunEnded, at_s: float) -> ClusterState:
+    units = {k: replace(u, status="stopped", since_s=at_s) for k, u in state.units.items()}
+    return replace(state, ended=e.reason, units=units, need=None, proposal=None)
+
+
 Handler = Callable[[ClusterState, Any, float], ClusterState]
 
 _HANDLERS: Mapping[type, Handler] = {
@@ -238,5 +245,5 @@ _HANDLERS: Mapping[type, Handler] = {
     ev.FlowAnswered: lambda s, e, t: replace(s, flow_silent=False),
     ev.MilestoneReached: _milestone,
     ev.RunEndRequested: lambda s, e, t: replace(s, ending=e.reason),
-    ev.RunEnded: lambda s, e, t: replace(s, ended=e.reason),
+    ev.RunEnded: _run_ended,
 }
