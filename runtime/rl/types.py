@@ -214,6 +214,7 @@ class CheckpointMark:
 
     step: int
     ids_hash: str
+    lineage: int = 0
 
 
 @record
@@ -232,5 +233,6 @@ class TrainerWelcome:
     (None: start from version 0) and publish its version if `published` does not name it."""
 
     load_step: int | None
-    lineage: int
+    lineage: int  # of what is trained from here on
     published: WeightsRef | None
+    load_lineage: int | None = None  # lineage of the checkpoint to load, when it differs (a fork); None: `lineage`
