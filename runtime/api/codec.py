@@ -45,9 +45,9 @@ def decode(cls: type[T], data: bytes | str, *, where: str = "") -> T:
         raise ConfigError(
             f"{cls.__name__} does not decode: " + "; ".join(faults), where=where, hint="unknown keys are refused"
         ) from e
-    if not isinstance(value, cls):
-        raise ConfigError(f"{cls.__name__} does not decode", where=where, got=None, expected="a JSON object")
-    return value
+    if value is None:
+        raise ConfigError(f"{cls.__name__} does not decode", where=where, got="null", expected="a JSON object")
+    return cast(T, value)
 
 
 def _plain(value: Any) -> Any:

@@ -211,6 +211,17 @@ class CommandResult:
 
 
 @record
+class Health:
+    """Who answers on the socket."""
+
+    schema_version: int = SCHEMA_VERSION
+    run: str
+    state: RunState
+    pid: int
+    hexctl_version: str
+
+
+@record
 class ApiError:
     """What, where, got/expected, then hint; `code` is stable."""
 

@@ -90,10 +90,9 @@ NONSENSE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("at", "text", "what", "more", "line"), NONSENSE, ids=[n[1].replace("\n", "; ") for n in NONSENSE]
-)
-def test_nonsense(folder: Path, at: int, text: str, what: str, more: str, line: int) -> None:
+@pytest.mark.parametrize("case", NONSENSE, ids=[n[1].replace("\n", "; ") for n in NONSENSE])
+def test_nonsense(folder: Path, case: tuple[int, str, str, str, int]) -> None:
+    at, text, what, more, line = case
     rows = GOOD.split("\n")
     rows[at - 1] = text
     path = folder / "run.toml"
