@@ -1,0 +1,208 @@
+"""A backend that does no work, in virtual time: the test world. Always labelled simulated."""
+
+import math
+from collections.abc import Iterable
+
+from planner.cluster import Cluster
+from runtime.backends.simulated.fleet import SimBody, SimDevice, SimFleet
+from runtime.backends.simulated.script import Behaviour, Fault
+from runtime.core.action import Step
+from runtime.core.observation import (
+    DeviceSample,
+    DeviceSeen,
+    Observation,
+    ReplicaPhase,
+    ReplicaSeen,
+    TrainerPhase,
+    TrainerSeen,
+)
+from runtime.rl.types import EngineStats, FlowStatus, ReplicaStatus, WeightsRef
+
+LABEL = "simulated"
+_REPLICA: dict[str, ReplicaPhase] = {
+    "starting": "starting",
+    "serving": "serving",
+    "draining": "draining",
+    "drained": "drained",
+    "dead": "dead",
+}
+_TRAINER: dict[str, TrainerPhase] = {
+    "starting": "starting",
+    "serving": "running",
+    "draining": "quiescing",
+    "drained": "quiesced",
+    "dead": "dead",
+}
+
+
+class SimulatedBackend:
+    """Implements `Backend`. Time is whatever `observe` is told; tokens are a fluid that flows at declared rates."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        behaviour: Behaviour | None = None,
+        faults: Iterable[Fault] = (),
+        seed: int = 0,
+        eta: int = 4,
+        steps: int | None = None,
+    ) -> None:
+        self._behaviour = behaviour or Behaviour()
+        self.fleet = SimFleet(cluster.devices, self._behaviour, faults, seed)
+        self.finished = False
+        self._eta, self._steps_limit = eta, steps
+        self._generated = self._trained = 0.0
+        self._decoded: dict[tuple[str, int], float] = {}
+
+    def observe(self, now_s: float) -> Observation:
+        """Advance the fleet to `now_s` and say what is there."""
+        self._flow_until(now_s)
+        bodies = self.fleet.bodies.values()
+        return Observation(
+            at_s=now_s,
+            devices=tuple(self._device(d, now_s) for d in self.fleet.devices.values()),
+            replicas=tuple(self._replica(b, now_s) for b in bodies if not b.trains),
+            trainers=tuple(self._trainer(b, now_s) for b in bodies if b.trains),
+            flow=self._flow(now_s),
+            flow_age_s=0.0,
+        )
+
+    def apply(self, step: Step) -> None:
+        """Begin `step`; it may be lost or late, as the behaviour says."""
+        self.fleet.begin(step)
+
+    def finish(self, deadline_s: float) -> None:
+        """End every body."""
+        self.fleet.bodies.clear()
+        self.finished = True
+
+    def _flow_until(self, now_s: float) -> None:
+        before_s = self.fleet.now_s
+        self.fleet.advance(now_s)
+        dt_s, b = max(0.0, now_s - before_s), self._behaviour
+        room = (self._eta + 1) * b.tokens_per_step - (self._generated - self._trained)
+        serving = [x for x in self.fleet.bodies.values() if self._works(x) and not x.trains]
+        wish = dt_s * b.rollout_tokens_per_s * len(serving)
+        share = 1.0 if wish <= room or wish == 0 else max(0.0, room / wish)
+        for x in serving:
+            tokens = share * dt_s * b.rollout_tokens_per_s
+            self._decoded[x.id, x.epoch] = self._decoded.get((x.id, x.epoch), 0.0) + tokens
+            self._generated += tokens
+        if any(self._works(x) and x.trains for x in self.fleet.bodies.values()):
+            self._trained = min(self._generated, self._trained + dt_s * b.train_tokens_per_s)
+
+    @staticmethod
+    def _works(b: SimBody) -> bool:
+        return b.phase == "serving" and b.hung_since_s is None
+
+    def _device(self, d: SimDevice, now_s: float) -> DeviceSeen:
+        dev = d.device
+        return DeviceSeen(
+            id=dev.id,
+            kind=dev.kind,
+            node=dev.node,
+            index=dev.index,
+            present=d.present,
+            sample=DeviceSample(),
+            age_s=0.0 if d.present is not None else now_s - d.silent_since_s,
+        )
+
+    def _age_s(self, b: SimBody, now_s: float) -> float:
+        return 0.0 if b.hung_since_s is None else now_s - b.hung_since_s
+
+    def _replica(self, b: SimBody, now_s: float) -> ReplicaSeen:
+        works = self._works(b)
+        return ReplicaSeen(
+            id=b.id,
+            epoch=b.epoch,
+            devices=b.devices,
+            phase=_REPLICA[b.phase],
+            version=self._version() if b.phase in ("serving", "draining") else None,
+            digest=None,
+            running=self._behaviour.slots if b.phase == "serving" else 0,
+            slots=self._behaviour.slots,
+            tokens_per_s=self._behaviour.rollout_tokens_per_s if works else 0.0,
+            kv_used_share=None,
+            host_lag_share=None,
+            pid=b.pid,
+            age_s=self._age_s(b, now_s),
+            leased=self._leased(b),
+            reason=b.reason,
+        )
+
+    def _leased(self, b: SimBody) -> int:
+        return {"serving": self._behaviour.slots, "draining": self._behaviour.slots // 2}.get(b.phase, 0)
+
+    def _trainer(self, b: SimBody, now_s: float) -> TrainerSeen:
+        return TrainerSeen(
+            id=b.id,
+            epoch=b.epoch,
+            devices=b.devices,
+            phase=_TRAINER[b.phase],
+            step=self._version() if b.phase == "serving" else None,
+            tokens_per_s=self._behaviour.train_tokens_per_s if self._works(b) else 0.0,
+            host_lag_share=None,
+            pid=b.pid,
+            age_s=self._age_s(b, now_s),
+            reason=b.reason,
+        )
+
+    def _version(self) -> int:
+        return math.floor(self._trained / self._behaviour.tokens_per_step)
+
+    def _flow(self, now_s: float) -> FlowStatus:
+        b, version = self._behaviour, self._version()
+        generated = math.floor(self._generated)
+        trained = min(generated, math.floor(version * b.tokens_per_step))
+        trainer = next((x for x in self.fleet.bodies.values() if x.trains and x.phase != "dead"), None)
+        serving = sum(1 for x in self.fleet.bodies.values() if self._works(x) and not x.trains)
+        return FlowStatus(
+            step=version,
+            lineage=0,
+            weights=WeightsRef(lineage=0, version=version, path="", digest="simulated"),
+            eta=self._eta,
+            generated_tokens=generated,
+            trained_tokens=trained,
+            masked_tokens=0,
+            in_flight_tokens=generated - trained,
+            wasted_tokens={},
+            redone_tokens=0,
+            samples_by_state={"APPLIED": math.floor(trained / b.tokens_per_sample)},
+            queue_groups=0,
+            admitted_groups=0,
+            staleness_mean=None,
+            staleness_p95=None,
+            staleness_max=None,
+            spans_two_versions_share=None,
+            reward_mean=None,
+            generated_tokens_per_s=serving * b.rollout_tokens_per_s,
+            trained_tokens_per_s=b.train_tokens_per_s if trainer is not None and self._works(trainer) else 0.0,
+            trainer_wait_share=0.0,
+            admission_wait_share=0.0,
+            waits="",
+            replicas=tuple(self._status(x, now_s) for x in self.fleet.bodies.values() if not x.trains),
+            trainer_epoch=None if trainer is None else trainer.epoch,
+            trainer_state="absent" if trainer is None else "training",
+            trainer_age_s=None,
+            finished=self._steps_limit is not None and version >= self._steps_limit,
+            last_metrics={},
+            steps_done=version,
+        )
+
+    def _status(self, b: SimBody, now_s: float) -> ReplicaStatus:
+        decoded = math.floor(self._decoded.get((b.id, b.epoch), 0.0))
+        running = self._behaviour.slots if self._works(b) else 0
+        return ReplicaStatus(
+            replica=b.id,
+            epoch=b.epoch,
+            order="drain" if b.phase in ("draining", "drained") else "serve",
+            version=self._version(),
+            digest=None,
+            verified=b.phase == "serving",
+            leased=self._leased(b),
+            stats=EngineStats(running=running, slots=self._behaviour.slots, decoded_tokens=decoded),
+            last_exchange_age_s=self._age_s(b, now_s),
+            unflushed_tokens=0,
+            pid=b.pid,
+        )
