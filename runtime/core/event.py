@@ -213,6 +213,7 @@ class PlanAdopted:
     """A plan is in force from now on, without asking."""
 
     solved: SolvedPlan
+    need_rev: int = 0  # of the newest need the answer knew of
 
 
 @record
@@ -222,6 +223,7 @@ class PlanProposed:
     solved: SolvedPlan
     expires_at_s: float
     gain_share: float | None
+    need_rev: int = 0
 
 
 @record
@@ -254,6 +256,7 @@ class PlanKept:
 
     trigger: str
     solve_s: float
+    need_rev: int = 0  # of the newest need the answer knew of
 
 
 @record
@@ -262,6 +265,7 @@ class PlanFoundInfeasible:
 
     trigger: str
     message: str
+    need_rev: int = 0  # of the newest need the answer knew of
 
 
 @record
@@ -270,6 +274,7 @@ class PlanningFailed:
 
     trigger: str
     message: str
+    need_rev: int = 0  # of the newest need the answer knew of
 
 
 @record

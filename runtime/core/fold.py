@@ -52,6 +52,11 @@ def _needed(state: ClusterState, cause: PlanCause, reason: str, at_s: float) -> 
     return replace(state, need=need, need_rev=rev)
 
 
+def _unanswered(state: ClusterState, need_rev: int) -> Need | None:
+    """What is left of the need once the planner answered the reasons up to `need_rev`."""
+    return state.need if state.need is not None and state.need.rev > need_rev else None
+
+
 def _daemon_started(state: ClusterState, e: ev.DaemonStarted, at_s: float) -> ClusterState:
     state = replace(state, daemon_epoch=e.epoch, ending="", ended="")
     if not e.adopted:  # a run that ended and starts again: nothing of it stands, and the fleet may be another
@@ -182,7 +187,7 @@ def _in_force(state: ClusterState, solved: SolvedPlan) -> ClusterState:
 def _plan_proposed(state: ClusterState, e: ev.PlanProposed, at_s: float) -> ClusterState:
     proposal = OpenProposal(solved=e.solved, expires_at_s=e.expires_at_s, gain_share=e.gain_share)
     rev = max(state.plan_rev, e.solved.rev)
-    return replace(state, proposal=proposal, plan_rev=rev, need=None, infeasible="")
+    return replace(state, proposal=proposal, plan_rev=rev, need=_unanswered(state, e.need_rev), infeasible="")
 
 
 def _plan_approved(state: ClusterState, e: ev.PlanApproved, at_s: float) -> ClusterState:
@@ -229,14 +234,14 @@ _HANDLERS: Mapping[type, Handler] = {
     ev.OverrideCleared: _override_cleared,
     ev.CommandAccepted: _command_accepted,
     ev.ReplanRequested: lambda s, e, t: _needed(s, "operator", "asked by the operator", t),
-    ev.PlanAdopted: lambda s, e, t: replace(_in_force(s, e.solved), need=None),
+    ev.PlanAdopted: lambda s, e, t: replace(_in_force(s, e.solved), need=_unanswered(s, e.need_rev)),
     ev.PlanProposed: _plan_proposed,
     ev.PlanApproved: _plan_approved,
     ev.PlanRejected: _proposal_closed,
     ev.ProposalExpired: _proposal_closed,
-    ev.PlanKept: lambda s, e, t: replace(s, need=None, infeasible="", proposal=None),
-    ev.PlanFoundInfeasible: lambda s, e, t: replace(s, need=None, infeasible=e.message),
-    ev.PlanningFailed: lambda s, e, t: replace(s, need=None, planning_failed_at_s=t),
+    ev.PlanKept: lambda s, e, t: replace(s, need=_unanswered(s, e.need_rev), infeasible="", proposal=None),
+    ev.PlanFoundInfeasible: lambda s, e, t: replace(s, need=_unanswered(s, e.need_rev), infeasible=e.message),
+    ev.PlanningFailed: lambda s, e, t: replace(s, need=_unanswered(s, e.need_rev), planning_failed_at_s=t),
     ev.PlanReached: lambda s, e, t: replace(s, reached_rev=e.rev, blocked=""),
     ev.FloorWaived: lambda s, e, t: replace(s, floor_waived_rev=e.rev),
     ev.MigrationBlocked: lambda s, e, t: replace(s, blocked="; ".join((e.reason, *e.options))),

@@ -52,6 +52,11 @@ def _retry(state: ClusterState, failed_s: float) -> Need:
     return Need(causes=frozenset({cause}), reasons=reasons, since_s=failed_s, last_s=failed_s, rev=state.need_rev)
 
 
+def outdates(newer: Need, worked_on: Need) -> bool:
+    """Whether a planning under way should be thrown away for the newer need: for all but joins, which wait their turn."""
+    return newer.rev != worked_on.rev and bool(newer.causes & {"loss", "quarantine", "operator"})
+
+
 def verdicts(state: ClusterState, now_s: float) -> tuple[ev.Event, ...]:
     """What time and counters decide without any observation: quarantine, and proposals nobody answered."""
     events: list[ev.Event] = []
@@ -77,17 +82,17 @@ def judge(
     """What becomes of the planner's answer: adopted, proposed, kept or infeasible."""
     trigger = trigger_words(need)
     if not isinstance(solution, Feasible):
-        return ev.PlanFoundInfeasible(trigger=trigger, message=solution.message)
+        return ev.PlanFoundInfeasible(trigger=trigger, message=solution.message, need_rev=need.rev)
     in_force = state.plan
     if in_force is not None and shape(in_force.plan) == shape(solution.plan):
-        return ev.PlanKept(trigger=trigger, solve_s=solve_s)
+        return ev.PlanKept(trigger=trigger, solve_s=solve_s, need_rev=need.rev)
     solved = solved_plan(solution, rev=state.plan_rev + 1, trigger=trigger, solve_s=solve_s, now_s=now_s)
     if rule.mode == "ask" and in_force is not None and not _without_asking(state, need, in_force, solution.plan):
         gain = None
         if in_force.prediction.tokens_per_s > 0:
             gain = solution.prediction.tokens_per_s / in_force.prediction.tokens_per_s - 1.0
-        return ev.PlanProposed(solved=solved, expires_at_s=now_s + rule.expires_s, gain_share=gain)
-    return ev.PlanAdopted(solved=solved)
+        return ev.PlanProposed(solved=solved, expires_at_s=now_s + rule.expires_s, gain_share=gain, need_rev=need.rev)
+    return ev.PlanAdopted(solved=solved, need_rev=need.rev)
 
 
 def solved_plan(solution: Feasible, *, rev: int, trigger: str, solve_s: float, now_s: float) -> SolvedPlan:

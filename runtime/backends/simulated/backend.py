@@ -53,6 +53,7 @@ class SimulatedBackend:
         self.finished = False
         self._eta, self._steps_limit = eta, steps
         self._generated = self._trained = 0.0
+        self._open = True  # admission
         self._decoded: dict[tuple[str, int], float] = {}
 
     def observe(self, now_s: float) -> Observation:
@@ -85,6 +86,7 @@ class SimulatedBackend:
         serving = [x for x in self.fleet.bodies.values() if self._works(x) and not x.trains]
         wish = dt_s * b.rollout_tokens_per_s * len(serving)
         share = 1.0 if wish <= room or wish == 0 else max(0.0, room / wish)
+        self._open = share > 0
         for x in serving:
             tokens = share * dt_s * b.rollout_tokens_per_s
             self._decoded[x.id, x.epoch] = self._decoded.get((x.id, x.epoch), 0.0) + tokens
@@ -120,7 +122,7 @@ class SimulatedBackend:
             phase=_REPLICA[b.phase],
             version=self._version() if b.phase in ("serving", "draining") else None,
             digest=None,
-            running=self._behaviour.slots if b.phase == "serving" else 0,
+            running=self._behaviour.slots if self._open and b.phase == "serving" else 0,
             slots=self._behaviour.slots,
             tokens_per_s=self._behaviour.rollout_tokens_per_s if works else 0.0,
             kv_used_share=None,
@@ -192,7 +194,7 @@ class SimulatedBackend:
 
     def _status(self, b: SimBody, now_s: float) -> ReplicaStatus:
         decoded = math.floor(self._decoded.get((b.id, b.epoch), 0.0))
-        running = self._behaviour.slots if self._works(b) else 0
+        running = self._behaviour.slots if self._open and b.phase == "serving" else 0
         return ReplicaStatus(
             replica=b.id,
             epoch=b.epoch,
