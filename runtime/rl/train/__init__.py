@@ -1,0 +1,1 @@
+"""Training: losses, the trainer, its checkpoints and its loop."""

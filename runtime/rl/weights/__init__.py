@@ -1,0 +1,11 @@
+"""Weight generations: immutable, numbered, hashed folders of safetensors."""
+
+from runtime.rl.weights.generation import (
+    collect,
+    generation_folder,
+    list_generations,
+    read_generation,
+    write_generation,
+)
+
+__all__ = ["collect", "generation_folder", "list_generations", "read_generation", "write_generation"]

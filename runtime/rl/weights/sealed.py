@@ -1,0 +1,194 @@
+"""Sealed folders: tensors and a manifest that vouches for them. Complete or absent, never half.
+
+    <name>/manifest.json        format, facts of the owner, per tensor: shape, dtype, sha256; digest over all of it
+    <name>/tensors.safetensors
+
+Written under a hidden temporary name, fsynced, renamed last. The manifest is written after the tensors, so a folder
+whose manifest verifies is whole. Weight generations and checkpoints are both sealed folders. No pickle anywhere.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from planner.record import record
+from runtime.errors import WeightsError
+
+MANIFEST = "manifest.json"
+TENSORS = "tensors.safetensors"
+TEMPORARY = ".new-"  # prefix of a folder being written; a crash may leave one, nobody reads it
+FORMAT = 1
+
+
+@record
+class TensorEntry:
+    """What the manifest says of one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str  # torch's name without "torch."
+    sha256: str  # of the raw little-endian bytes, row-major
+
+
+@record
+class Manifest:
+    """A decoded manifest whose digest matches its own content. The tensors are not checked by reading it."""
+
+    kind: str
+    facts: Mapping[str, Any]
+    tensors: Mapping[str, TensorEntry]
+    digest: str
+
+
+def tensor_sha256(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's bytes on the CPU, row-major."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+
+
+def describe(tensors: Mapping[str, Tensor], *, kind: str, facts: Mapping[str, Any]) -> Manifest:
+    """The manifest that these tensors would be sealed with; writes nothing."""
+    entries = {
+        name: TensorEntry(
+            shape=tuple(tensors[name].shape),
+            dtype=str(tensors[name].dtype).removeprefix("torch."),
+            sha256=tensor_sha256(tensors[name]),
+        )
+        for name in sorted(tensors)
+    }
+    return Manifest(kind=kind, facts=dict(facts), tensors=entries, digest=_digest(kind, facts, entries))
+
+
+def write_sealed(folder: Path, tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
+    """Write `folder` (which must not exist) with `tensors`, sealed by the manifest `describe` made of them.
+
+    Raises OSError when the disk refuses; the temporary folder is then removed and `folder` does not exist.
+    """
+    cpu = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.parent / f"{TEMPORARY}{folder.name}-{uuid.uuid4().hex[:8]}"
+    temporary.mkdir()
+    try:
+        save_file(cpu, temporary / TENSORS)
+        _sync(temporary / TENSORS)
+        with (temporary / MANIFEST).open("w") as f:
+            json.dump(_encode(manifest), f, indent=1, sort_keys=True)
+            f.flush()
+            os.fsync(f.fileno())
+        _sync(temporary)
+        temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync(folder.parent)
+
+
+def read_manifest(folder: Path, *, kind: str) -> Manifest:
+    """Decode and check a folder's manifest; WeightsError when it is missing, garbled or of another kind."""
+    path = folder / MANIFEST
+    try:
+        raw = json.loads(path.read_bytes())
+    except OSError as e:
+        raise WeightsError("cannot read the manifest", where=str(path), got=e.strerror) from e
+    except ValueError as e:
+        raise WeightsError("the manifest is not JSON", where=str(path), got=str(e)) from e
+    manifest = _decode(raw, path)
+    if manifest.kind != kind:
+        raise WeightsError("the folder is of another kind", where=str(path), got=manifest.kind, expected=kind)
+    found = _digest(manifest.kind, manifest.facts, manifest.tensors)
+    if found != manifest.digest:
+        raise WeightsError(
+            "the manifest's digest does not match it", where=str(path), got=found, expected=manifest.digest
+        )
+    return manifest
+
+
+def read_tensors(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """The folder's tensors on the CPU, every one checked; WeightsError for anything missing, extra or different."""
+    path = folder / TENSORS
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError, ValueError) as e:
+        raise WeightsError("cannot read the tensors", where=str(path), got=str(e)) from e
+    if tensors.keys() != manifest.tensors.keys():
+        odd = sorted(tensors.keys() ^ manifest.tensors.keys())
+        raise WeightsError("file and manifest name different tensors", where=str(path), got=odd[:4])
+    for name, entry in manifest.tensors.items():
+        tensor = tensors[name]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if tuple(tensor.shape) != entry.shape or dtype != entry.dtype:
+            got, expected = (tuple(tensor.shape), dtype), str((entry.shape, entry.dtype))
+            raise WeightsError(f"tensor {name} has another shape or dtype", where=str(path), got=got, expected=expected)
+        found = tensor_sha256(tensor)
+        if found != entry.sha256:
+            raise WeightsError(
+                f"tensor {name} does not match its hash", where=str(path), got=found, expected=entry.sha256
+            )
+    return tensors
+
+
+def remove_sealed(folder: Path) -> None:
+    """Remove a folder: first renamed out of sight, so that no reader ever lists a half-removed one."""
+    hidden = folder.parent / f"{TEMPORARY}gone-{uuid.uuid4().hex[:8]}"
+    folder.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def sweep(root: Path) -> int:
+    """Remove what crashes left under temporary names. Only the folder's one writer may call it. Returns how many."""
+    left = [p for p in root.glob(f"{TEMPORARY}*") if p.is_dir()]
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
+    return len(left)
+
+
+def _digest(kind: str, facts: Mapping[str, Any], entries: Mapping[str, TensorEntry]) -> str:
+    body = {
+        "kind": kind,
+        "facts": facts,
+        "tensors": {n: [list(e.shape), e.dtype, e.sha256] for n, e in entries.items()},
+    }
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _encode(manifest: Manifest) -> dict[str, Any]:
+    tensors = {n: {"shape": list(e.shape), "dtype": e.dtype, "sha256": e.sha256} for n, e in manifest.tensors.items()}
+    return {
+        "format": FORMAT,
+        "kind": manifest.kind,
+        "facts": manifest.facts,
+        "tensors": tensors,
+        "digest": manifest.digest,
+    }
+
+
+def _decode(raw: Any, path: Path) -> Manifest:
+    try:
+        if raw["format"] != FORMAT:
+            raise WeightsError("unknown manifest format", where=str(path), got=raw["format"], expected=str(FORMAT))
+        entries = {
+            str(name): TensorEntry(
+                shape=tuple(int(n) for n in e["shape"]), dtype=str(e["dtype"]), sha256=str(e["sha256"])
+            )
+            for name, e in raw["tensors"].items()
+        }
+        return Manifest(kind=str(raw["kind"]), facts=dict(raw["facts"]), tensors=entries, digest=str(raw["digest"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise WeightsError("the manifest does not decode", where=str(path), got=repr(e)) from e
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
