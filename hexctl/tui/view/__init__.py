@@ -1,0 +1,1 @@
+"""Snapshot -> lines of toned text. Pure: no Textual, no clock, no environment."""

@@ -1,0 +1,104 @@
+"""The lines around the views: footer, banner, the note beside the tabs, help."""
+
+from collections.abc import Sequence
+
+from runtime.api.wire import Snapshot
+
+from hexctl.tui.keys import LEVEL_WORDS, SECTIONS, Key, keys_at
+from hexctl.tui.view import numbers as n
+from hexctl.tui.view.header import Group, fit
+from hexctl.tui.view.text import Line, Span, clean, clip, line, pad
+
+STUCK_AFTER_S = 6.0
+
+
+def footer_line(keys: Sequence[Key], width: int) -> Line:
+    """Keys and what they do, as many as fit; what comes first in `keys` stays longest, help and leaving always."""
+    groups = []
+    for i, key in enumerate(keys):
+        keep = 100 if key.id in ("help", "quit") else 50 - i
+        full = line(Span(key.shown.split(" ")[0], "key"), Span(f" {key.description}", "dim"))
+        short = line(Span(key.shown.split(" ")[0], "key"), Span(f" {key.description.split(' ')[0]}", "dim"))
+        groups.append(Group(keep=keep, ways=(full, short) if key.id in ("help", "quit") else (full, ())))
+    return (Span(" "), *fit(groups, width - 2, gap=2))
+
+
+def silence_banner(silent_s: float, reason: str, retry_s: float | None, run_id: str) -> Line:
+    """The daemon does not answer."""
+    retry = f" · next try within {n.age(retry_s)}" if retry_s else ""
+    told = f" ({clean(reason)})" if reason else ""
+    return line(Span(f" daemon not answering {n.age(silent_s)}{told} · last values greyed · run {clean(run_id)} goes on{retry} ", "banner"))
+
+
+def waiting_banner(silent_s: float, reason: str, run_id: str) -> Line:
+    """Nothing has been seen yet."""
+    told = f" ({clean(reason)})" if reason else ""
+    return line(Span(f" waiting for the daemon of {clean(run_id)}, {n.age(silent_s)}{told} ", "banner"))
+
+
+def banner_lines(s: Snapshot, elapsed_s: float, answering: bool, silent_s: float, reason: str, retry_s: float | None) -> tuple[Line, ...]:
+    """What stands above the views when not all is well; usually nothing."""
+    out: list[Line] = []
+    if s.run.state in ("finished", "failed") or (s.run.state == "stopping" and not answering):
+        word = "has failed" if s.run.state == "failed" else "has ended"
+        out.append(line(Span(f" run {clean(s.run.id)} {word} · its folder is {clean(s.run.folder)} · q leaves ", "banner")))
+    elif not answering:
+        out.append(silence_banner(silent_s, reason, retry_s, s.run.id))
+    elif elapsed_s > STUCK_AFTER_S:
+        out.append(line(Span(f" no new snapshot for {n.age(elapsed_s)}: the daemon answers, its control loop is late · the run goes on ", "banner")))
+    if s.infeasible:
+        out.append(line(Span(" no plan is possible: ", "fault"), Span(clean(s.infeasible), "warn")))
+    if s.problems:
+        more = f"  (+{len(s.problems) - 1})" if len(s.problems) > 1 else ""
+        out.append(line(Span(" ▲ ", "warn"), Span(clean(s.problems[0]) + more, "warn")))
+    return tuple(out)
+
+
+def tabs(s: Snapshot | None) -> tuple[tuple[str, str], ...]:
+    """(view, title); the plan's title tells of an open proposal, the events' of nothing."""
+    plan = "3 Plan •1" if s is not None and s.proposal is not None else "3 Plan"
+    return (("fleet", "1 Fleet"), ("flow", "2 Flow"), ("plan", plan), ("events", "4 Events"))
+
+
+def tabs_note(*, words: str, marked: int, sort: str, visible: tuple[int, int, int] | None) -> Line:
+    """What changes which rows are seen."""
+    parts: list[Span] = []
+    if words:
+        parts += [Span("/", "key"), Span(clean(words), "warn"), Span("  ")]
+    if marked:
+        parts += [Span(f"✓ {marked} marked", "accent"), Span("  ")]
+    if sort:
+        parts += [Span(f"by {sort}", "dim"), Span("  ")]
+    if visible is not None and visible[2] > visible[1] - visible[0] + 1:
+        parts.append(Span(f"{visible[0]}–{visible[1]} of {visible[2]}", "dim"))
+    return tuple(parts)
+
+
+def help_lines(width: int) -> tuple[Line, ...]:
+    """Every key with what it does and what it asks first, by place; then the words of the fleet."""
+    blocks: list[Line] = []
+    for where, title in SECTIONS:
+        blocks += [line(Span(title, "label")), *(_help_line(k) for k in keys_at((where,))), ()]
+    blocks += [
+        line(Span("Words of the fleet", "label")),
+        *(clip(line(Span(f"{glyph} ", tone), *pad(line(Span(word, tone)), 12), Span(told, "dim")), width) for glyph, word, tone, told in _WORDS),
+    ]  # fmt: skip
+    return tuple(clip(x, width) for x in blocks)
+
+
+def _help_line(k: Key) -> Line:
+    level = LEVEL_WORDS[k.level]
+    return line(*pad(line(Span(k.shown, "key")), 12), *pad(line(Span(k.description)), 42), Span(level, "warn" if k.level else "dim"))
+
+
+_WORDS = (
+    ("✕", "LOST", "fault", "the driver or the node says that it is gone"),
+    ("▼", "HUNG", "fault", "it is there and does not get on"),
+    ("◇", "STALE", "warn", "no fresh data; not known to be dead"),
+    ("◆", "HOST-BOUND", "warn", "a paced device that its host cannot keep up with"),
+    ("▲", "throttled", "warn", "slower than it could be: heat or power"),
+    ("○", "cordoned", "warn", "an operator keeps work away from it"),
+    ("◐", "draining", "accent", "it finishes or hands over what it holds"),
+    ("◌", "starting", "accent", "it loads weights"),
+    ("—", "a dash", "faint", "not known; never a zero"),
+)
