@@ -1,0 +1,148 @@
+"""What devices a run has: GPUs found by the node agent, the CPU as two devices, or what the configuration declares."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from planner.cluster import Cluster, Device, DeviceKind, Link
+from planner.record import record, replace
+from runtime.backends.gpu_kinds import HOST, gpu_kind, host_kind
+from runtime.backends.ray.locks import owner
+from runtime.config.schema import Config
+from runtime.errors import FleetError, RunError
+from runtime.telemetry.client import report_once
+from runtime.telemetry.reading import GpuReading, Report
+from runtime.telemetry.visible import visible
+
+_LINK = Link(latency_s=1e-5, bytes_per_s=1.25e10)  # between nodes; one machine has none
+Label = Literal["gpu", "cpu", "paced", "mixed"]
+
+
+@record
+class Discovery:
+    """The fleet, its label for every screen, and what was left out or assumed, in words."""
+
+    cluster: Cluster
+    label: Label
+    notes: tuple[str, ...] = ()
+
+
+def discover(config: Config, *, own_run: str | None = None) -> Discovery:
+    """The fleet of `config`. `own_run`: devices that this run has claimed already count as free.
+
+    FleetError: GPUs are asked for and there are none to have.
+    """
+    match config.fleet.source:
+        case "gpus":
+            return _gpus(config, own_run)
+        case "cpu":
+            return _cpu(config)
+        case "paced" | "declared":
+            return _declared(config)
+        case "auto":
+            return _auto(config, own_run)
+
+
+def _auto(config: Config, own_run: str | None) -> Discovery:
+    """Free GPUs; without any what the configuration declares; else the CPU."""
+    free: tuple[GpuReading, ...] = ()
+    notes: tuple[str, ...] = ()
+    try:
+        report = report_once()
+    except RunError as e:
+        why = e.what
+    else:
+        why = report.message
+        free, notes = _free(report, own_run)
+    if len(free) >= 2:
+        return Discovery(cluster=_cluster(config, free), label="gpu", notes=notes)
+    if len(free) == 1:
+        extra = (
+            "one free GPU: it is joined by the host's CPU as a second device, so that one can train and one generate"
+        )
+        return Discovery(cluster=_cluster(config, free, cpus=1), label="mixed", notes=(*notes, extra))
+    notes = (*notes, f"no free GPU: {why}" if why else "no free GPU")
+    rest = _declared(config) if config.fleet.devices else _cpu(config)
+    return Discovery(cluster=rest.cluster, label=rest.label, notes=(*notes, *rest.notes))
+
+
+def _gpus(config: Config, own_run: str | None) -> Discovery:
+    report = report_once()
+    if report.library != "ok":
+        hints = {
+            "no-library": 'install the NVIDIA driver, or set HEXCTL_NVML to libnvidia-ml.so.1; without GPUs use fleet.source = "cpu"',
+            "stub": "take the folder of stubs out of LD_LIBRARY_PATH, or set HEXCTL_NVML",
+            "version-mismatch": "reboot, or reload the kernel module",
+        }
+        raise FleetError(
+            "no GPUs", where="fleet.source", got=report.message, hint=hints.get(report.library, "try nvidia-smi")
+        )
+    free, notes = _free(report, own_run)
+    if not free:
+        raise FleetError(
+            "no free GPU",
+            where="fleet.source",
+            got="; ".join(notes) or report.message,
+            hint='use fleet.source = "auto" or "cpu"',
+        )
+    return Discovery(cluster=_cluster(config, free), label="gpu", notes=notes)
+
+
+def _free(report: Report, own_run: str | None) -> tuple[tuple[GpuReading, ...], tuple[str, ...]]:
+    """Cards that this run may use, and in words why others are left out."""
+    ordered = sorted(report.gpus, key=lambda g: g.pci or f"~{g.index:04d}")
+    by_id = {g.id: g for g in ordered}
+    chosen = visible(os.environ.get("CUDA_VISIBLE_DEVICES"), tuple(by_id))
+    notes = []
+    if len(chosen) < len(by_id):
+        notes.append(f"CUDA_VISIBLE_DEVICES shows {len(chosen)} of {len(by_id)} GPUs")
+    free = []
+    for id_ in chosen:
+        gpu = by_id[id_]
+        holder = owner(id_)
+        if gpu.note:
+            notes.append(f"GPU {gpu.index} ({id_}) is left out: {gpu.note}")
+        elif holder is not None and holder != own_run:
+            notes.append(f"GPU {gpu.index} ({id_}) is left out: it belongs to run {holder}")
+        elif gpu.pids and holder is None:
+            notes.append(f"GPU {gpu.index} ({id_}) is left out: foreign process {', '.join(map(str, gpu.pids))}")
+        else:
+            free.append(gpu)
+    return tuple(free), tuple(notes)
+
+
+def _declared(config: Config) -> Discovery:
+    from runtime.config.problem import cluster_from_config
+
+    cluster = cluster_from_config(config)
+    paced = [cluster.kinds[d.kind].paced for d in cluster.devices]
+    label: Label = "paced" if all(paced) else "mixed" if any(paced) else "cpu"
+    return Discovery(cluster=cluster, label=label)
+
+
+def _cpu(config: Config) -> Discovery:
+    note = "the host's CPU counts as two devices, so that one can train and one generate; they share its cores"
+    return Discovery(cluster=_cluster(config, (), cpus=2), label="cpu", notes=(note,))
+
+
+def _cluster(config: Config, gpus: Sequence[GpuReading], cpus: int = 0) -> Cluster:
+    """Kinds from the catalogue by the driver's name of the card, figures and prices from the configuration first."""
+    kinds: dict[str, DeviceKind] = {}
+    devices = []
+    for i, gpu in enumerate(gpus):
+        kind = gpu_kind(gpu, config)
+        kinds[kind.name] = kind
+        devices.append(Device(id=gpu.id, kind=kind.name, node="n0", index=i))
+    if cpus:
+        kinds[HOST] = host_kind(config)
+    devices += [Device(id=f"cpu{i}", kind=HOST, node="n0", index=len(gpus) + i) for i in range(cpus)]
+    fleet = config.fleet
+    same = Link(latency_s=fleet.same_kind.latency, bytes_per_s=fleet.same_kind.bandwidth) if fleet.same_kind else _LINK
+    cross = (
+        Link(latency_s=fleet.cross_kind.latency, bytes_per_s=fleet.cross_kind.bandwidth) if fleet.cross_kind else _LINK
+    )
+    return Cluster(kinds=_priced(kinds, fleet.prices), devices=tuple(devices), same_kind=same, cross_kind=cross)
+
+
+def _priced(kinds: Mapping[str, DeviceKind], prices: Mapping[str, float]) -> dict[str, DeviceKind]:
+    return {n: replace(k, price_usd_per_h=prices.get(n, k.price_usd_per_h)) for n, k in kinds.items()}

@@ -1,0 +1,145 @@
+"""What every actor does first, and the thread that carries its work.
+
+Nothing here may fail in silence: an exception of the work ends in the actor's log with its traceback, and in its level as
+phase `failed` with the reason in words.
+"""
+
+import importlib
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from planner.errors import HexError
+from runtime.backends.ray.actors.identity import ActorLevel, ActorPhase, Identity
+from runtime.backends.ray.env import USER_HOME
+from runtime.runs import start_ticks
+
+LOG_BYTES = 8 * 2**20
+
+
+def resolve(spec: str) -> Callable[..., Any]:
+    """The function that "module:function" names."""
+    module, _, name = spec.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def enter(me: Identity, *, own_group: bool) -> None:
+    """Take identity in this process: log file, HOME, visible GPUs, process group. Before torch is imported."""
+    if own_group:
+        os.setpgid(0, 0)  # children belong to it and end with it
+    _redirect(Path(me.log))
+    if home := os.environ.get(USER_HOME):
+        os.environ["HOME"] = home
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(me.gpus)
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, force=True, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    logging.getLogger(me.name).info(
+        "pid %d, hexctl %s, run %s, epoch %d", os.getpid(), me.hexctl_version, me.run, me.epoch
+    )
+
+
+def _redirect(log: Path) -> None:
+    """File descriptors 1 and 2 of the process to `log`; one older file is kept."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists() and log.stat().st_size > LOG_BYTES:
+        log.replace(log.with_suffix(".log.1"))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def set_threads(count: int) -> None:
+    """Threads of torch's CPU kernels; imports torch."""
+    import torch
+
+    torch.set_num_threads(count)
+
+
+def in_words(error: BaseException) -> str:
+    """An exception as one line for people."""
+    if isinstance(error, HexError):
+        return str(error).replace("\n", "; ")
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+class Work:
+    """A thread that builds the workload, runs it to its end and keeps the level."""
+
+    def __init__(self, me: Identity, run: Callable[[Callable[[], None]], str]) -> None:
+        """`run(ready)` calls `ready()` once built, returns how it ended in words."""
+        self._me = me
+        self._run = run
+        self._phase: ActorPhase = "starting"
+        self._reason = ""
+        self._thread = threading.Thread(target=self._carry, name=me.name, daemon=True)
+        self._thread.start()
+
+    def _carry(self) -> None:
+        log = logging.getLogger(self._me.name)
+        try:
+            how = self._run(self._ready)
+        except BaseException as e:  # noqa: BLE001 - the level must say so whatever it is
+            self._reason = in_words(e)
+            self._phase = "failed"
+            log.error("failed: %s\n%s", self._reason, traceback.format_exc())
+        else:
+            self._reason = how
+            self._phase = "ended"
+            log.info("ended: %s", how)
+
+    def _ready(self) -> None:
+        self._phase = "running"
+
+    def level(self) -> ActorLevel:
+        """The actor's level now."""
+        return level_of(self._me, self._phase, self._reason)
+
+
+class Broken:
+    """Stands where a workload should: every call raises what kept it from being built."""
+
+    def __init__(self, me: Identity, error: Exception) -> None:
+        self._me, self.error = me, error
+
+    def level(self) -> ActorLevel:
+        """Failed, and why."""
+        return level_of(self._me, "failed", in_words(self.error))
+
+    def __getattr__(self, name: str) -> Any:
+        raise self.error
+
+
+def built(me: Identity, build: Callable[[], Any]) -> Any:
+    """What `build` returns, or a `Broken` in its place."""
+    try:
+        return build()
+    except Exception as e:  # noqa: BLE001 - reported by the level and raised at every call
+        logging.getLogger(me.name).error("cannot be built: %s\n%s", in_words(e), traceback.format_exc())
+        return Broken(me, e)
+
+
+def level_of(me: Identity, phase: ActorPhase, reason: str = "") -> ActorLevel:
+    """A level with this process's figures."""
+    pid = os.getpid()
+    return ActorLevel(
+        name=me.name,
+        pid=pid,
+        group=os.getpgid(0),
+        start_ticks=start_ticks(pid) or 0,
+        hexctl_version=me.hexctl_version,
+        phase=phase,
+        reason=reason,
+        devices=me.devices,
+        log=me.log,
+    )

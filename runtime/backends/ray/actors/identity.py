@@ -1,0 +1,48 @@
+"""Who an actor is, and the level it reports. Pure values; they travel through Ray."""
+
+from typing import Literal
+
+from planner.record import record
+
+ActorPhase = Literal["starting", "running", "ended", "failed"]
+
+
+@record
+class Parts:
+    """The factories an actor calls, as "module:function". `runtime.backends.ray.parts` holds the real ones; tests name doubles."""
+
+    flow: str = "runtime.backends.ray.parts:flow"
+    rewards: str = "runtime.backends.ray.parts:rewards"
+    replica: str = "runtime.backends.ray.parts:replica"
+    trainer: str = "runtime.backends.ray.parts:trainer"
+
+
+@record
+class Identity:
+    """One incarnation of one actor."""
+
+    run: str
+    hexctl_version: str
+    daemon_epoch: int  # of the daemon that started it
+    name: str  # of the actor
+    id: str  # of replica or trainer; "flow" and "rewards" for those
+    epoch: int
+    log: str  # file that takes its output
+    devices: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()  # UUIDs to make visible; () hides every GPU
+    torch_threads: int = 1
+
+
+@record
+class ActorLevel:
+    """Answer to a ping."""
+
+    name: str
+    pid: int
+    group: int  # process group, its own for replica and trainer
+    start_ticks: int
+    hexctl_version: str
+    phase: ActorPhase
+    reason: str = ""  # why it failed or how it ended, in words
+    devices: tuple[str, ...] = ()
+    log: str = ""

@@ -1,0 +1,166 @@
+"""The real backend: a Ray cluster, detached actors, one placement group a body. After a restart it finds all of them again."""
+
+import logging
+import os
+import threading
+import time
+
+from runtime.backends.ray import cluster as ray_cluster
+from runtime.backends.ray.actors.identity import ActorLevel
+from runtime.backends.ray.calls import age
+from runtime.backends.ray.cluster import RayHead
+from runtime.backends.ray.devices import DeviceView, memory_back
+from runtime.backends.ray.executor import Executor
+from runtime.backends.ray.finishing import Ending
+from runtime.backends.ray.level import BodySeen, replica_level, trainer_level
+from runtime.backends.ray.observer import Observer
+from runtime.backends.ray.world import World
+from runtime.core.action import Step
+from runtime.core.observation import HostSeen, Observation
+from runtime.rl.types import FlowStatus
+from runtime.runs import RunInfo
+from runtime.telemetry.client import TelemetryAgent
+from runtime.telemetry.reading import Watch
+
+STALE_S = 3.0
+logger = logging.getLogger(__name__)
+
+
+class RayBackend:
+    """`runtime.backends.protocol.Backend`. Made by `runtime.backends.ray.open.open_backend`."""
+
+    def __init__(self, world: World, run: RunInfo, head: RayHead, telemetry: TelemetryAgent) -> None:
+        self._world, self._run, self._head, self._telemetry = world, run, head, telemetry
+        self._devices = DeviceView(world.cluster)
+        self._observer = Observer(world)
+        self._executor = Executor(world, lambda: self._observer.flow, self._memory_back)
+        self._finished = threading.Lock()
+
+    def start(self, deadline_s: float) -> None:
+        """Wait until flow and rewards are built, then begin to observe. Raises what kept them from it."""
+        self._observer.wait_ready(deadline_s)
+        self._observer.start()
+        self._watch({})
+
+    @property
+    def run(self) -> RunInfo:
+        """The run with Ray's address and processes filled in; already written to `run.json`."""
+        return self._run
+
+    @property
+    def head(self) -> RayHead:
+        """The cluster."""
+        return self._head
+
+    def observe(self, now_s: float) -> Observation:
+        """The newest level of every source, without waiting. `now_s` is unix seconds."""
+        mono = time.monotonic()
+        answer = self._observer.status()
+        flow = answer.value if isinstance(answer.value, FlowStatus) else None
+        flow_age = age(answer, mono)
+        bodies = self._observer.bodies(self._executor.notes())
+        replicas = tuple(replica_level(b, flow, flow_age, mono) for b in bodies if b.body.role == "replica")
+        trainers = tuple(
+            trainer_level(b, flow, flow_age, mono, quiescing=self._executor.quiescing(b.body.epoch))
+            for b in bodies
+            if b.body.role == "trainer"
+        )
+        processes = self._processes(bodies)
+        self._watch(processes)
+        report, report_age = self._telemetry.newest()
+        flow_level = self._observer.services()["flow"].value
+        return Observation(
+            at_s=now_s,
+            devices=self._devices.seen(report, report_age, replicas, trainers),
+            replicas=replicas,
+            trainers=trainers,
+            flow=flow,
+            flow_age_s=flow_age if flow is not None else None,
+            flow_pid=flow_level.pid if isinstance(flow_level, ActorLevel) else None,
+            host=self._host(processes),
+            problems=self._problems(flow_age, report_age, report.message if report is not None else ""),
+        )
+
+    def apply(self, step: Step) -> None:
+        """Begin a step in a thread of its own unless it is under way."""
+        self._executor.apply(step)
+
+    def finish(self, deadline_s: float) -> None:
+        """Suspend samples to the ledger, stop actors, stop Ray if this run started it. Blocks at most about `deadline_s`."""
+        if not self._finished.acquire(blocking=False):
+            return
+        self._observer.stop()
+        Ending(self._world, self._head, self._observer.flow, deadline_s).run()
+        self._telemetry.close()
+
+    def close(self) -> None:
+        """Let go of the run: the control plane ends, the actors live on."""
+        if not self._finished.acquire(blocking=False):
+            return
+        self._observer.stop()
+        self._telemetry.close()
+        ray_cluster.disconnect()
+
+    def _processes(self, bodies: tuple[BodySeen, ...]) -> dict[str, int]:
+        """Name of each process of the run -> pid."""
+        found = {b.level.name: b.level.pid for b in bodies if b.level is not None and b.dead() is None}
+        for name, answer in self._observer.services().items():
+            if isinstance(answer.value, ActorLevel) and answer.state == "answered":
+                found[name] = answer.value.pid
+        for m, name in zip(self._head.processes, ("ray-gcs", "raylet"), strict=False):
+            found[name] = m.pid
+        if (agent := self._telemetry.pid) is not None:
+            found["telemetry"] = agent
+        return found
+
+    def _watch(self, processes: dict[str, int]) -> None:
+        session = self._head.session if self._head.owned else None
+        self._telemetry.watch(
+            Watch(
+                folder=str(self._world.paths.folder),
+                pids=tuple(sorted({os.getpid(), *processes.values()})),
+                sessions=(session,) if session is not None else (),
+            )
+        )
+
+    def _host(self, processes: dict[str, int]) -> HostSeen:
+        report, _ = self._telemetry.newest()
+        if report is None:
+            return HostSeen(processes=processes)
+        host = report.host
+        return HostSeen(
+            cpu_share=host.cpu_share,
+            memory_used_bytes=host.memory_used_bytes,
+            memory_total_bytes=host.memory_total_bytes,
+            disk_free_bytes=host.disk_free_bytes,
+            processes=processes,
+            resident_bytes=sum(p.resident_bytes for p in host.processes) or None,
+        )
+
+    def _problems(self, flow_age: float | None, report_age: float | None, library: str) -> tuple[str, ...]:
+        """Sources that do not answer, in words."""
+        found = list(self._executor.problems())
+        if self._head.owned and not ray_cluster.is_up(self._head):
+            found.append("Ray is gone: its gcs_server or raylet has ended")
+        if (why := self._observer.table_problem()) != "":
+            found.append(why)
+        for name, answer in self._observer.services().items():
+            if answer.state == "dead" or (isinstance(answer.value, ActorLevel) and answer.value.phase == "failed"):
+                found.append(f"{name} is gone: {answer.reason or answer.value.reason}")
+        status = self._observer.status()
+        if status.state == "dead":
+            pass  # said above
+        elif status.state == "failed":
+            found.append(f"flow cannot say its status: {status.reason}")
+        elif flow_age is not None and flow_age > STALE_S:
+            found.append(f"flow has not answered for {flow_age:.0f} s")
+        if report_age is None or report_age > STALE_S:
+            found.append(
+                "the node agent does not answer" + (f" for {report_age:.0f} s" if report_age is not None else " yet")
+            )
+        if library and any(self._world.uses_gpu(d.id) for d in self._world.cluster.devices):
+            found.append(library)
+        return tuple(found)
+
+    def _memory_back(self, devices: tuple[str, ...]) -> str:
+        return memory_back(self._telemetry.newest, devices)

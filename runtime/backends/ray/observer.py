@@ -1,0 +1,206 @@
+"""Keeps the newest word of every source, in threads of its own. Nobody who reads it ever waits.
+
+Two threads: one asks the GCS which bodies and actors exist, one asks the actors. A source that does not answer leaves its
+last word, whose age grows.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from planner.record import record
+from runtime.backends.ray import names
+from runtime.backends.ray.actors.host import in_words
+from runtime.backends.ray.actors.identity import ActorLevel
+from runtime.backends.ray.calls import Answer, Question, call
+from runtime.backends.ray.executor import BodyNote
+from runtime.backends.ray.level import BodySeen
+from runtime.backends.ray.names import BodyName
+from runtime.backends.ray.placement import groups
+from runtime.backends.ray.world import World, start_flow, start_rewards
+
+FLOW_EVERY_S = 0.5
+PING_EVERY_S = 1.0
+TABLE_EVERY_S = 1.0
+HEAL_S = (0.5, 2.0, 5.0, 15.0, 30.0)
+logger = logging.getLogger(__name__)
+
+
+@record
+class Table:
+    """What the GCS said exists."""
+
+    read_s: float  # monotonic seconds when the reading began
+    groups: dict[BodyName, tuple[str, ...]]  # body -> devices
+    actors: frozenset[str]
+
+
+class Service:
+    """Flow or rewards: found or made, asked how it is, made again when it is gone."""
+
+    def __init__(self, name: str, world: World, start: Callable[[World], Any]) -> None:
+        self.name, self._world, self._start = name, world, start
+        self._failures = 0
+        self._heal_at = 0.0
+        self._make()
+
+    def _make(self) -> None:
+        self.handle = self._start(self._world)
+        self.question = Question(self._world.ray, self.handle, "ping", every_s=PING_EVERY_S)
+
+    def heal(self) -> bool:
+        """Make it again if it is dead or broken and its time has come; True when that was done."""
+        answer, now = self.question.answer, time.monotonic()
+        broken = isinstance(answer.value, ActorLevel) and answer.value.phase == "failed"
+        if answer.state != "dead" and not broken:
+            if answer.state == "answered":
+                self._failures = 0
+            return False
+        if self._heal_at == 0.0:
+            self._heal_at = now + HEAL_S[min(self._failures, len(HEAL_S) - 1)]
+        if now < self._heal_at:
+            return False
+        self._failures, self._heal_at = self._failures + 1, 0.0
+        logger.error(
+            "%s is gone (%s); starting it again", self.name, answer.reason or getattr(answer.value, "reason", "")
+        )
+        if broken and answer.state != "dead":
+            with contextlib.suppress(self._world.ray.exceptions.RayError):
+                self._world.ray.kill(self.handle, no_restart=True)
+        self._make()
+        return True
+
+
+class Observer:
+    """`flow` and `rewards` are made when they do not exist: the daemon is the healer of the second, Ray of the first."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._table: Table | None = None
+        self._table_problem = ""
+        self._pings: dict[BodyName, Question] = {}
+        self._flow = Service(names.FLOW, world, start_flow)
+        self._rewards = Service(names.REWARDS, world, start_rewards)
+        self._status = Question(world.ray, self.flow, "status", every_s=FLOW_EVERY_S)
+        self._threads = [
+            threading.Thread(target=self._watch_table, name="ray-table", daemon=True),
+            threading.Thread(target=self._ask_actors, name="ray-questions", daemon=True),
+        ]
+
+    @property
+    def flow(self) -> Any:
+        """Flow's handle."""
+        return self._flow.handle
+
+    def wait_ready(self, deadline_s: float) -> None:
+        """Wait until flow and rewards are built; raises what kept them from it."""
+        until = time.monotonic() + deadline_s
+        for service in (self._rewards, self._flow):
+            left = max(1.0, until - time.monotonic())
+            call(self._world.ray, service.handle.ready.remote(), what=f"start of {service.name}", deadline_s=left)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        for t in self._threads:
+            t.start()
+
+    def stop(self, deadline_s: float = 5.0) -> None:
+        """End the threads."""
+        self._stop.set()
+        for t in self._threads:
+            if t.is_alive():
+                t.join(deadline_s)
+
+    def status(self) -> Answer:
+        """Flow's newest status."""
+        return self._status.answer
+
+    def services(self) -> dict[str, Answer]:
+        """Newest pings of flow and rewards."""
+        return {s.name: s.question.answer for s in (self._flow, self._rewards)}
+
+    def table_problem(self) -> str:
+        """Why the GCS was not read, in words; "" when it was."""
+        return self._table_problem
+
+    def bodies(self, notes: dict[BodyName, BodyNote]) -> tuple[BodySeen, ...]:
+        """Every body that exists, is being started or failed to start."""
+        with self._lock:
+            table, pings = self._table, {b: q.answer for b, q in self._pings.items()}
+        seen: dict[BodyName, BodySeen] = {}
+        if table is not None:
+            for body, devices in table.groups.items():
+                note = notes.get(body)
+                known = names.actor_name(body) in table.actors
+                # A reading from before the start ended says nothing of the actor.
+                fresh = note is None or (not note.starting and table.read_s > note.settled_s)
+                seen[body] = BodySeen(
+                    body=body,
+                    devices=devices,
+                    ping=pings.get(body, Answer(state="never")),
+                    missing=not known and fresh and body not in pings,
+                    note=note,
+                )
+        for body, note in notes.items():
+            if body not in seen and (note.starting or note.reason or table is None or table.read_s <= note.settled_s):
+                seen[body] = BodySeen(body=body, devices=note.devices, ping=Answer(state="never"), note=note)
+        return tuple(seen[b] for b in sorted(seen, key=lambda b: (b.role, b.id, b.epoch)))
+
+    def _watch_table(self) -> None:
+        from ray.util import list_named_actors
+
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                table = Table(
+                    read_s=began,
+                    groups={g.body: g.devices for g in groups(self._world)},
+                    actors=frozenset(list_named_actors()),
+                )
+                self._adopt(table)
+                with self._lock:
+                    self._table = table
+                self._table_problem = ""
+            except Exception as e:  # noqa: BLE001 - a table that cannot be read is a source that does not answer
+                self._table_problem = f"Ray's table does not answer: {in_words(e)}"
+                logger.warning("%s", self._table_problem)
+            self._stop.wait(TABLE_EVERY_S)
+
+    def _adopt(self, table: Table) -> None:
+        """A question for every body with an actor; none for bodies that are gone."""
+        new = {}
+        for body in table.groups:
+            name = names.actor_name(body)
+            if body not in self._pings and name in table.actors and (handle := self._world.find(name)) is not None:
+                new[body] = Question(self._world.ray, handle, "ping", every_s=PING_EVERY_S)
+        with self._lock:
+            kept = {b: q for b, q in self._pings.items() if b in table.groups}
+            self._pings = kept | new
+
+    def _ask_actors(self) -> None:
+        ray = self._world.ray
+        while not self._stop.is_set():
+            now = time.monotonic()
+            with self._lock:
+                questions = [self._status, self._flow.question, self._rewards.question, *self._pings.values()]
+            refs = {ref: q for q in questions if (ref := q.ask(now)) is not None}
+            if not refs:
+                self._stop.wait(0.1)
+                continue
+            ready, _ = ray.wait(list(refs), num_returns=1, timeout=0.2)
+            if ready:
+                ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0.0)
+            for ref in ready:
+                refs[ref].take(time.monotonic())
+            self._heal()
+
+    def _heal(self) -> None:
+        """Flow and rewards are made again, with back-off, when they are dead or could not be built."""
+        self._rewards.heal()
+        if self._flow.heal():
+            self._status = Question(self._world.ray, self.flow, "status", every_s=FLOW_EVERY_S)

@@ -1,0 +1,145 @@
+"""What every part of the backend needs to know of the run: one value, passed on. And the actors' creation."""
+
+from typing import Any
+
+from planner.cluster import Cluster
+from planner.record import record
+from runtime.backends.ray import names
+from runtime.backends.ray.actors.body import BodyActor
+from runtime.backends.ray.actors.flow import FlowActor
+from runtime.backends.ray.actors.identity import Identity, Parts
+from runtime.backends.ray.actors.rewards import RewardActor
+from runtime.backends.ray.names import BodyName
+from runtime.config.schema import Config
+from runtime.paths import RunPaths
+from runtime.rl.types import RunLimits
+
+FLOW_CALLS = 256  # waiting at once: two a replica, a trainer's long poll, the daemon's
+
+
+@record
+class World:
+    """The run as the backend sees it. `ray` is the connected module."""
+
+    ray: Any
+    run_id: str
+    hexctl_version: str
+    daemon_epoch: int
+    config: Config
+    paths: RunPaths
+    cluster: Cluster
+    limits: RunLimits
+    parts: Parts = Parts()
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the run's named actors."""
+        return names.namespace(self.run_id)
+
+    def uses_gpu(self, device_id: str) -> bool:
+        """Whether a device is a real GPU (its id is NVML's UUID)."""
+        return is_gpu(device_id)
+
+    def identity(self, name: str, id_: str, epoch: int, devices: tuple[str, ...] = ()) -> Identity:
+        """Identity of a new actor."""
+        gpus = tuple(d for d in devices if is_gpu(d))
+        paced = any(self.cluster.kind_of(d).paced for d in devices)
+        return Identity(
+            run=self.run_id,
+            hexctl_version=self.hexctl_version,
+            daemon_epoch=self.daemon_epoch,
+            name=name,
+            id=id_,
+            epoch=epoch,
+            log=str(self.paths.logs / f"{name}.log"),
+            devices=devices,
+            gpus=gpus,
+            torch_threads=_threads(name, gpu=bool(gpus), paced=paced),
+        )
+
+    def bundle(self, devices: tuple[str, ...]) -> dict[str, float]:
+        """Resources of a placement group on `devices` (one node)."""
+        bundle = {names.resource(d): 1.0 for d in devices}
+        if gpus := sum(is_gpu(d) for d in devices):
+            bundle["GPU"] = float(gpus)
+        return bundle
+
+    def find(self, name: str) -> Any:
+        """Handle of a living named actor of the run; None when there is none."""
+        try:
+            return self.ray.get_actor(name, namespace=self.namespace)
+        except ValueError:
+            return None
+
+
+def is_gpu(device_id: str) -> bool:
+    """Whether an id is an NVML UUID."""
+    return device_id.startswith(("GPU-", "MIG-"))
+
+
+def _threads(name: str, *, gpu: bool, paced: bool) -> int:
+    """Torch threads. Paced devices share the host by the clock: one each. An unpaced CPU trainer gets two."""
+    return 2 if name.startswith("trainer-") and not paced and not gpu else 1
+
+
+def start_rewards(world: World) -> Any:
+    """The rewards actor, found or made."""
+    me = world.identity(names.REWARDS, names.REWARDS, world.daemon_epoch)
+    return (
+        world.ray.remote(RewardActor)
+        .options(
+            name=names.REWARDS,
+            namespace=world.namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=0,
+            max_concurrency=FLOW_CALLS,
+        )
+        .remote(me, world.parts.rewards, world.config, world.paths)
+    )
+
+
+def start_flow(world: World) -> Any:
+    """The flow actor, found or made. Ray restarts it for ever; a call that was under way is the caller's to repeat."""
+    me = world.identity(names.FLOW, names.FLOW, world.daemon_epoch)
+    return (
+        world.ray.remote(FlowActor)
+        .options(
+            name=names.FLOW,
+            namespace=world.namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=FLOW_CALLS,
+        )
+        .remote(me, world.parts.flow, world.config, world.paths, world.limits)
+    )
+
+
+def start_body(world: World, body: BodyName, group: Any, devices: tuple[str, ...]) -> Any:
+    """The actor of a replica or trainer in its placement group, found or made."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    me = world.identity(names.actor_name(body), body.id, body.epoch, devices)
+    build = world.parts.replica if body.role == "replica" else world.parts.trainer
+    bundle = world.bundle(devices)
+    return (
+        world.ray.remote(BodyActor)
+        .options(
+            name=me.name,
+            namespace=world.namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            num_gpus=bundle.pop("GPU", 0),
+            resources=bundle,
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=4,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0),
+        )
+        .remote(me, build, world.config, world.paths)
+    )
