@@ -46,7 +46,7 @@ def checkpoint_folder(root: Path, *, lineage: int, step: int) -> Path:
 
 
 def save(root: Path, state: TrainerState, *, keep: int = KEEP) -> Path:
-    """Write the checkpoint of `state`, then remove all but the newest `keep` of its lineage. Returns its folder.
+    """Write the checkpoint of `state`, then remove what is older than the newest `keep` of its lineage. Returns its folder.
 
     A folder of the same step is replaced: it belongs to an attempt whose result was not used. Until the new one is
     complete the one before it stands.
@@ -66,8 +66,7 @@ def save(root: Path, state: TrainerState, *, keep: int = KEEP) -> Path:
     if folder.exists():
         remove_sealed(folder)
     write_sealed(folder, tensors, manifest)
-    for old in _folders(root, state.lineage)[:-keep]:
-        remove_sealed(old)
+    _prune(root, state, keep)
     return folder
 
 
@@ -116,6 +115,21 @@ def list_complete(root: Path) -> tuple[CheckpointMark, ...]:
         else:
             _log.warning("checkpoint %s says it is of step %d and is ignored", folder.name, mark.step)
     return tuple(sorted(marks, key=lambda m: (m.lineage, m.step)))
+
+
+def _prune(root: Path, state: TrainerState, keep: int) -> None:
+    """Remove what is older than the newest `keep` readable checkpoints up to this step; remains of crashes do not count."""
+    newest = checkpoint_folder(root, lineage=state.lineage, step=state.step).name
+    older = [p for p in _folders(root, state.lineage) if p.name <= newest]
+    for folder in reversed(older):
+        if keep <= 0:
+            remove_sealed(folder)
+            continue
+        try:
+            read_manifest(folder, kind=KIND)
+        except WeightsError:
+            continue
+        keep -= 1
 
 
 def _mark(folder: Path, manifest: Manifest) -> CheckpointMark:
