@@ -1,0 +1,167 @@
+"""Dispatch: how many samples a replica may take now, and which.
+
+Replicas are judged by measured step time and room for KV, never by request count. A grant follows one question: would
+this replica finish one more sample before the others, left alone, could have finished everything that waits? With much
+waiting the answer is yes for everybody; near the end of the work a slow replica is passed over, so it never holds the
+last sample of a batch that a fast one would long have finished.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from planner.record import record
+
+KV_HIGH_WATER = 0.9  # beyond this share of the KV cache nothing is added
+FIRST_SHARE = 4  # a new replica begins with slots / FIRST_SHARE samples
+FORGET = 0.8  # weight of the past in the speed model, per observation
+WINDOW = 4  # candidates looked at per sample granted
+SLACK = 1.1  # how much later than the others a replica may finish: measured speeds are noisy
+
+
+@record
+class SpeedModel:
+    """Step time of one replica as a line over the samples it decodes at once: tau(n) = a + b n, seconds.
+
+    Sums of past (n, tau), each observation forgetting a fifth of the older ones. Never below what was seen for fewer.
+    """
+
+    weight: float = 0.0
+    n_sum: float = 0.0
+    tau_sum: float = 0.0
+    nn_sum: float = 0.0
+    ntau_sum: float = 0.0
+
+    def observe(self, running: float, tokens_per_s: float) -> "SpeedModel":
+        """With one more measurement: `running` samples decoded at `tokens_per_s` together."""
+        if running <= 0 or tokens_per_s <= 0:
+            return self
+        tau = running / tokens_per_s
+        return SpeedModel(
+            weight=FORGET * self.weight + 1,
+            n_sum=FORGET * self.n_sum + running,
+            tau_sum=FORGET * self.tau_sum + tau,
+            nn_sum=FORGET * self.nn_sum + running * running,
+            ntau_sum=FORGET * self.ntau_sum + running * tau,
+        )
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was measured."""
+        return self.weight > 0
+
+    def tau_s(self, running: float) -> float:
+        """Predicted seconds of one decode step with `running` samples. Only when `known`."""
+        n_mean, tau_mean = self.n_sum / self.weight, self.tau_sum / self.weight
+        variance = self.nn_sum / self.weight - n_mean * n_mean
+        covariance = self.ntau_sum / self.weight - n_mean * tau_mean
+        slope = max(0.0, covariance / variance) if variance > 1e-3 * n_mean * n_mean else 0.0
+        slope = min(slope, tau_mean / n_mean)  # a step never takes longer than one sample at a time would
+        return max(tau_mean + slope * (running - n_mean), 1e-9)
+
+
+@record
+class ReplicaLoad:
+    """One replica that may be given work."""
+
+    slots: int
+    leased: int  # samples it holds, running or not
+    kv_used_share: float = 0.0
+    speed: SpeedModel = SpeedModel()
+    ramp: int  # most samples it may hold while it warms up
+    ahead: int = 0  # samples it may hold beyond its slots, so that one that ends is replaced at once
+
+    def cap(self) -> int:
+        """Most samples it may hold now, by slots, warm-up and KV headroom."""
+        cap = self.slots + self.ahead if self.ramp >= self.slots else self.ramp
+        if self.kv_used_share >= KV_HIGH_WATER:
+            return min(cap, self.leased)
+        if self.leased and self.kv_used_share > 0:
+            each = self.kv_used_share / self.leased
+            cap = min(cap, self.leased + math.floor((KV_HIGH_WATER - self.kv_used_share) / each))
+        return cap
+
+    def tokens_per_s(self) -> float:
+        """Predicted rate with every allowed slot busy; 0 when nothing is known."""
+        n = max(1, min(self.slots, self.cap()))
+        return n / self.speed.tau_s(n) if self.speed.known else 0.0
+
+
+def first_ramp(slots: int) -> int:
+    """How many samples a replica may hold before it has shown its speed."""
+    return max(1, math.ceil(slots / FIRST_SHARE))
+
+
+def next_ramp(load: ReplicaLoad, *, progressed: bool) -> int:
+    """The warm-up cap after an exchange. It doubles while the replica fills it and makes progress that was measured;
+    without measurements (no rate) it stays where it is."""
+    if not progressed or not load.speed.known or load.leased < load.ramp:
+        return load.ramp
+    return min(max(load.slots, 1), 2 * load.ramp)
+
+
+def grant(replica: ReplicaLoad, others: Sequence[ReplicaLoad], *, waiting: int, expected_tokens: float) -> int:
+    """How many of `waiting` samples `replica` takes now.
+
+    others: the other replicas that could take them. expected_tokens: what one sample still needs, in tokens.
+    """
+    room = min(replica.cap() - replica.leased, waiting)
+    if room <= 0:
+        return 0
+    if not replica.speed.known:
+        return room  # the ramp is its limit until it has shown its speed
+    rate = sum(o.tokens_per_s() for o in others)
+    if rate <= 0:
+        return room
+    fast_tau = min(o.speed.tau_s(max(1, o.cap())) for o in others if o.speed.known)
+    held = sum(o.leased for o in others) / 2  # those running are half done on average
+    granted = 0
+    while granted < room:
+        mine = expected_tokens * replica.speed.tau_s(replica.leased + granted + 1)
+        left = waiting - granted
+        free = sum(max(0, o.cap() - o.leased) for o in others)
+        # Without this replica the others would have finished what waits: at once when they have room for it, else when
+        # their common rate has worked it off; never sooner than one sample takes on the fastest.
+        queued = max(0, left - free)
+        others_s = (
+            expected_tokens * fast_tau
+            if queued == 0
+            else expected_tokens * max(fast_tau + queued / rate, (held + left) / rate)
+        )
+        if mine > others_s * SLACK:
+            break
+        granted += 1
+    return granted
+
+
+@record
+class Candidate:
+    """A sample that may be leased, in queue order."""
+
+    index: int  # place in the queue, oldest group first
+    due: int  # step at which its group is due
+    length: int  # tokens to prefill: prompt and prefix
+
+
+def choose(candidates: Sequence[Candidate], count: int, *, strong: bool) -> tuple[int, ...]:
+    """Indices of `count` samples: by due step, and within the first few of a step the longest prefills go to strong
+    replicas, the shortest to weak ones."""
+    chosen: list[int] = []
+    ordered = sorted(candidates, key=lambda c: (c.due, c.index))
+    start = 0
+    while len(chosen) < count and start < len(ordered):
+        due = ordered[start].due
+        same = [c for c in ordered[start:] if c.due == due]
+        window = same[: WINDOW * (count - len(chosen))]
+        window.sort(key=lambda c: (-c.length if strong else c.length, c.index))
+        chosen.extend(c.index for c in window[: count - len(chosen)])
+        start += len(same)
+    return tuple(chosen)
+
+
+def is_strong(replica: ReplicaLoad, others: Sequence[ReplicaLoad]) -> bool:
+    """Whether its step time is at or below the median of those measured."""
+    taus = [o.speed.tau_s(max(1, o.leased)) for o in (replica, *others) if o.speed.known]
+    if not replica.speed.known or len(taus) < 2:
+        return True
+    return replica.speed.tau_s(max(1, replica.leased)) <= statistics.median(taus)

@@ -1,0 +1,330 @@
+"""Flow's side of a replica's exchange: journal what came, end leases, answer with new ones."""
+
+import math
+from collections.abc import Sequence
+
+from planner.record import record, replace
+from runtime.policy import dispatch
+from runtime.policy.staleness import GroupView
+from runtime.rl.flow.evaluation import Evaluation, response_text
+from runtime.rl.flow.replicas import Replica
+from runtime.rl.flow.state import FlowState
+from runtime.rl.ledger import GroupRow
+from runtime.rl.rewards.items import RewardItem
+from runtime.rl.types import Append, ExchangeReply, ExchangeRequest, FinishReason, Lease, SampleId
+
+AHEAD_S = 0.3  # work sent ahead covers what a replica finishes between two exchanges
+FRESH = 1 / 3  # of a lease period: a replica silent for longer is not counted on
+FORGET_LENGTH = 0.02  # weight of a new sample in the expected response length
+
+
+@record
+class Exchange:
+    """The answer, and what has to happen once it is durable."""
+
+    reply: ExchangeReply
+    finished: tuple[RewardItem, ...] = ()
+    changed: bool = False  # whether the trainer's turn may have come
+
+
+class RolloutDesk:
+    """Exchanges, lease expiry and departures. All changes of one call are one transaction."""
+
+    def __init__(self, state: FlowState, evaluation: Evaluation) -> None:
+        self._state, self._evaluation = state, evaluation
+
+    def exchange(self, request: ExchangeRequest, now_s: float) -> Exchange:
+        """Handle one call. LedgerError: nothing was applied, the replica will repeat it."""
+        state = self._state
+        replica, replaced = state.replicas.meet(request.replica, request.epoch, now_s)
+        if replica is None:
+            return self._turn_away(request)
+        if replaced is not None:
+            with state.ledger.transaction():
+                self.end_leases(replaced, counts=True)
+                state.ledger.set_replica(state.replicas.forgotten_row(replaced.name, replaced.epoch))
+        replica.seen_s = now_s
+        if request.seq <= replica.seq:
+            return self._again(replica, request)
+        if replica.synced and request.seq > replica.seq + 1:
+            return Exchange(reply=self._reply(replica, request, (), ack=replica.seq))
+        replica.observe(request, now_s)
+        self._verify(replica)
+        tokens = sum(len(a.tokens) for a in request.appends)
+        with state.ledger.transaction():
+            finished = self._receive(replica, request)
+            replica.received += tokens
+            for sample in request.released:
+                self._release(replica, sample)
+            if not self._serves_known_weights(replica):
+                self.end_leases(replica, counts=False)
+            replica.warm(self._holds(replica), progressed=tokens > 0)
+            leases = self._grant(replica, request.seq, now_s) if self._routable(replica) else ()
+            replica.seq = request.seq
+            if tokens or request.appends or request.released or any(x.sample.group >= 0 for x in leases):
+                state.ledger.set_replica(state.replicas.row(replica))
+        state.generated.add(now_s, tokens)
+        return Exchange(
+            reply=self._reply(replica, request, leases), finished=tuple(finished), changed=bool(request.released)
+        )
+
+    def expire(self, now_s: float) -> tuple[str, ...]:
+        """End the leases of replicas silent for too long. Returns their names."""
+        silent = [
+            r for r in self._state.replicas
+            if now_s - r.seen_s > self._state.settings.lease_s and (self._state.held(r) or self._evaluation.holds(r.key))
+        ]  # fmt: skip
+        if silent:
+            with self._state.ledger.transaction():
+                for replica in silent:
+                    self.end_leases(replica, counts=True)
+        return tuple(r.name for r in silent)
+
+    def end_leases(self, replica: Replica, *, counts: bool) -> None:
+        """Suspend everything a replica holds. Inside a transaction."""
+        for sample in sorted(self._state.held(replica)):
+            self._suspend(replica, sample, counts=counts)
+        self._evaluation.release(replica.key)
+
+    def settle_group(self, ordinal: int) -> None:
+        """Give a group up when fewer than two of its samples can still be trained: a group of one teaches nothing."""
+        ledger = self._state.ledger
+        alive = ledger.book.alive(ordinal)
+        if len(alive) < 2 and all(r.state not in ("RESERVED", "APPLIED") for r in alive):
+            ledger.give_up(ordinal, "group_lost")
+
+    # Receiving
+
+    def _receive(self, replica: Replica, request: ExchangeRequest) -> list[RewardItem]:
+        finished: list[RewardItem] = []
+        for append in request.appends:
+            if append.sample.group < 0:
+                ok, item = self._evaluation.append(append, replica.key)
+                finished += [item] if item is not None else []
+                if not ok:
+                    replica.revoked.add(append.sample)
+                continue
+            item = self._journal(replica, request, append)
+            finished += [item] if item is not None else []
+        return finished
+
+    def _journal(self, replica: Replica, request: ExchangeRequest, append: Append) -> RewardItem | None:
+        ledger = self._state.ledger
+        if not self._trusted(replica, request, append.version):
+            ledger.refuse("unverified", len(append.tokens))
+            if append.sample in self._state.held(replica):
+                self._suspend(replica, append.sample, counts=True)
+            replica.revoked.add(append.sample)
+            return None
+        finish = self._finish(append)
+        outcome = ledger.append(append, replica=replica.name, replica_epoch=replica.epoch, finish=finish)
+        if outcome == "ok":
+            self._state.lease_versions[append.sample] = append.version
+            if finish is None:
+                return None
+            return self._finished(append.sample)
+        if outcome == "gap":
+            self._suspend(replica, append.sample, counts=True)
+        elif outcome == "zombie" and append.sample not in self._state.held(replica):
+            replica.revoked.add(append.sample)
+        return None
+
+    def _finish(self, append: Append) -> FinishReason | None:
+        """Whether the response ends with this append, by the engine's word or by its tokens: a stream that was cut right
+        after its last token must not be continued elsewhere."""
+        if append.finished is not None or not append.tokens:
+            return append.finished
+        if append.tokens[-1] in self._state.tokenizer.eos_ids:
+            return "eos"
+        return "length" if append.start + len(append.tokens) >= self._state.settings.max_new_tokens else None
+
+    def _finished(self, sample: SampleId) -> RewardItem:
+        state = self._state
+        state.lease_versions.pop(sample, None)
+        length = state.ledger.book.samples[sample].length
+        state.expected_tokens += FORGET_LENGTH * (length - state.expected_tokens)
+        return self.reward_item(sample)
+
+    def reward_item(self, sample: SampleId) -> RewardItem:
+        """What the verifiers need of a DONE sample."""
+        state = self._state
+        row, group = state.ledger.book.samples[sample], state.ledger.book.groups[sample.group]
+        return RewardItem(
+            sample=sample,
+            prompt=group.prompt,
+            response=response_text(state, state.ledger.tokens(sample)),
+            answer=group.answer,
+            finish=row.finish or "length",
+        )
+
+    def _serves_known_weights(self, replica: Replica) -> bool:
+        """Whether what it reports was ever published. If not (an update failed), its samples go on elsewhere."""
+        generations = self._state.ledger.book.generations.values()
+        return any((ref.version, ref.digest) == (replica.version, replica.digest) for ref in generations)
+
+    def _verify(self, replica: Replica) -> None:
+        """Whether it serves a published generation of this lineage: only then it is given work."""
+        book, lineage = self._state.ledger.book, self._state.ledger.lineage
+        ref = None if replica.version is None else book.generations.get((lineage, replica.version))
+        replica.verified = ref is not None and ref.digest == replica.digest
+
+    def _trusted(self, replica: Replica, request: ExchangeRequest, version: int) -> bool:
+        """Whether tokens of `version` from that replica may be journalled: the version was published, and if it is the
+        one reported now, with the right hash (of this lineage, or of one before a fork)."""
+        published = {ref.digest for (_, v), ref in self._state.ledger.book.generations.items() if v == version}
+        if version == request.version:
+            return request.digest in published
+        return bool(published)
+
+    def _release(self, replica: Replica, sample: SampleId) -> None:
+        if sample.group < 0:
+            self._evaluation.release(replica.key, (sample,))
+        elif sample in self._state.held(replica):
+            # Given back in good order on a drain: no failed attempt. While it should serve, it is one.
+            self._suspend(replica, sample, counts=replica.order == "serve")
+            replica.revoked.discard(sample)
+
+    def _suspend(self, replica: Replica, sample: SampleId, *, counts: bool) -> None:
+        row = self._state.ledger.suspend(sample, counts=counts)
+        self._state.lease_versions.pop(sample, None)
+        replica.revoked.add(sample)
+        if row.state == "DEAD_LETTER":
+            self.settle_group(sample.group)
+
+    # Granting
+
+    def _routable(self, replica: Replica) -> bool:
+        return replica.order == "serve" and replica.verified and not self._state.closing
+
+    def _grant(self, replica: Replica, seq: int, now_s: float) -> tuple[Lease, ...]:
+        state, book = self._state, self._state.ledger.book
+        admissible = state.admissible_groups()
+        waiting = len(book.leasable) + admissible * state.settings.responses_per_prompt
+        probes = self._grant_evaluation(replica, seq, waiting)
+        load = self._load(replica)
+        others = [
+            self._load(r) for r in state.replicas
+            if r is not replica and self._routable(r) and r.stats.slots and r.synced
+            and now_s - r.seen_s < state.settings.lease_s * FRESH
+        ]  # fmt: skip
+        wanted = dispatch.grant(load, others, waiting=waiting, expected_tokens=max(1.0, state.expected_tokens))
+        if wanted <= 0:
+            return probes
+        self._admit(wanted, admissible)
+        found = self._candidates(replica, wanted)
+        strong = dispatch.is_strong(load, others)
+        chosen = dispatch.choose([c for c, _ in found], wanted, strong=strong)
+        leases = (self._lease(replica, found[index][1], seq) for index in chosen)
+        return (*probes, *(lease for lease in leases if lease is not None))
+
+    def _load(self, replica: Replica) -> dispatch.ReplicaLoad:
+        """Its load, with a little work ahead of its free slots."""
+        load = replica.load(self._holds(replica))
+        rate = replica.stats.decode_tokens_per_s
+        ahead = min(math.ceil(load.slots / 8), round(rate * AHEAD_S / max(1.0, self._state.expected_tokens)))
+        return replace(load, ahead=ahead)
+
+    def _admit(self, wanted: int, admissible: int) -> None:
+        """Admit groups, lazily: as many as this grant and a choice among them need."""
+        state, book = self._state, self._state.ledger.book
+        short = wanted - len(book.leasable)
+        for _ in range(min(admissible, math.ceil(short / state.settings.responses_per_prompt))):
+            item = state.task.prompt(book.frontier)
+            group = GroupRow(
+                ordinal=book.frontier,
+                slot=book.next_slot,
+                prompt_tokens=item.prompt_tokens,
+                prompt=item.prompt,
+                answer=item.answer,
+            )
+            state.ledger.admit(group, state.settings.responses_per_prompt)
+
+    def _candidates(self, replica: Replica, wanted: int) -> list[tuple[dispatch.Candidate, SampleId]]:
+        """Leasable samples this replica may decode, oldest first."""
+        book = self._state.ledger.book
+        found: list[tuple[dispatch.Candidate, SampleId]] = []
+        for sample in book.leasable:
+            if len(found) >= dispatch.WINDOW * wanted:
+                break
+            if sample in replica.revoked or not self._may_lease(replica, sample):
+                continue
+            group = book.groups[sample.group]
+            due = group.slot // self._state.policy.prompts_per_step
+            length = len(group.prompt_tokens) + book.samples[sample].length
+            found.append((dispatch.Candidate(index=len(found), due=due, length=length), sample))
+        return found
+
+    def _may_lease(self, replica: Replica, sample: SampleId) -> bool:
+        state = self._state
+        version = replica.version if replica.version is not None else -1
+        others: tuple[GroupView, ...] = ()
+        if state.policy.stale == "wait":
+            others = tuple(state.view(g) for g in state.ledger.book.selectable() if g != sample.group)
+        return state.policy.may_lease(state.view(sample.group), version, state.step, others)
+
+    def _lease(self, replica: Replica, sample: SampleId, seq: int) -> Lease | None:
+        state = self._state
+        if not self._may_lease(replica, sample):  # an earlier lease of this answer may have changed that
+            return None
+        row = state.ledger.lease(sample, replica=replica.name, replica_epoch=replica.epoch, seq=seq)
+        assert replica.version is not None
+        state.lease_versions[sample] = replica.version
+        return self._lease_of(sample, row.epoch)
+
+    def _lease_of(self, sample: SampleId, epoch: int) -> Lease:
+        ledger = self._state.ledger
+        row = ledger.book.samples[sample]
+        return Lease(
+            sample=sample,
+            epoch=epoch,
+            prompt_tokens=ledger.book.groups[sample.group].prompt_tokens,
+            tokens=ledger.tokens(sample) if row.length else (),
+            max_new_tokens=self._state.settings.max_new_tokens,
+        )
+
+    def _grant_evaluation(self, replica: Replica, seq: int, waiting: int) -> tuple[Lease, ...]:
+        """Evaluation takes a small share of the slots, and none of a replica with a single slot while training waits."""
+        self._evaluation.begin_if_due()
+        load = replica.load(self._holds(replica))
+        if replica.version is None or (load.slots < 2 and waiting):
+            return ()
+        free = max(0, load.cap() - load.leased)
+        return self._evaluation.grant(replica.key, version=replica.version, slots=load.slots, free=free, seq=seq)
+
+    def _holds(self, replica: Replica) -> int:
+        """Samples it holds, for training and evaluation."""
+        return len(self._state.held(replica)) + self._evaluation.holds(replica.key)
+
+    # Answers
+
+    def _reply(
+        self, replica: Replica, request: ExchangeRequest, leases: Sequence[Lease], ack: int | None = None
+    ) -> ExchangeReply:
+        cancel = tuple(sorted(replica.revoked))
+        replica.revoked = set()
+        return ExchangeReply(
+            ack_seq=request.seq if ack is None else ack,
+            order="drain" if self._state.closing and replica.order == "serve" else replica.order,
+            leases=tuple(leases),
+            cancel=cancel,
+            weights=self._state.published,
+        )
+
+    def _again(self, replica: Replica, request: ExchangeRequest) -> Exchange:
+        """A flush that was applied, whose answer got lost: the same leases again, where they still stand."""
+        book = self._state.ledger.book
+        mine = sorted(s for s in self._state.held(replica) if book.samples[s].lease_seq == request.seq)
+        leases = [self._lease_of(s, book.samples[s].epoch) for s in mine]
+        leases += self._evaluation.granted_at(replica.key, request.seq)
+        return Exchange(reply=self._reply(replica, request, leases))
+
+    def _turn_away(self, request: ExchangeRequest) -> Exchange:
+        """A superseded or forgotten incarnation: its tokens are counted and refused, it is told to stop."""
+        ledger = self._state.ledger
+        appends = [a for a in request.appends if a.sample.group >= 0]
+        if appends:
+            with ledger.transaction():
+                for append in appends:
+                    ledger.append(append, replica=request.replica, replica_epoch=request.epoch)
+        reply = ExchangeReply(ack_seq=0, order="stop", cancel=tuple(sorted({a.sample for a in request.appends})))
+        return Exchange(reply=reply)

@@ -1,0 +1,268 @@
+"""Flow's side of the trainer: settle at hello, reserve a batch, apply it, publish its weights.
+
+RESERVE(k, ids) -> compute -> checkpoint(k) whose manifest holds hash(ids) -> APPLIED(k) -> publish.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from planner.record import record
+from runtime.errors import RefusedError
+from runtime.policy.staleness import GroupView, ages
+from runtime.rl.flow.figures import StepFigures
+from runtime.rl.flow.state import FlowState
+from runtime.rl.ledger import KEEP_STEPS, GroupRow, StepRow, Trajectory
+from runtime.rl.train.advantage import group_advantages
+from runtime.rl.types import (
+    Applied,
+    CheckpointMark,
+    NextBatch,
+    SampleId,
+    TrainBatch,
+    TrainerHello,
+    TrainerWelcome,
+    TrainOrder,
+    TrainSample,
+    WeightsRef,
+)
+
+
+@record
+class AppliedStep:
+    """A step that became durable, with its batch and the prompt of its lowest group."""
+
+    row: StepRow
+    batch: TrainBatch
+    first: GroupRow | None
+
+
+class TrainerDesk:
+    """One trainer at a time; a call of an older epoch is refused."""
+
+    def __init__(self, state: FlowState) -> None:
+        self._state = state
+        self._batch: TrainBatch | None = None
+        self._orders: dict[int, TrainOrder] = {}
+        epoch = state.ledger.book.meta.get("trainer_epoch")
+        self.epoch: int | None = None if epoch is None else int(epoch)
+        self.doing = "absent" if epoch is None else "training" if state.ledger.book.reserved else "waiting"
+        self.waits_for = ""
+        self.seen_s: float | None = None
+
+    def hello(self, hello: TrainerHello) -> TrainerWelcome:
+        """Settle what the trainer's checkpoints say, and tell it where to start.
+
+        A reserved step with a complete checkpoint of the same hash is applied. If the newest applied step's checkpoint is
+        gone, the steps after the newest one that is left are reserved again, same ids, in a new lineage. Checkpoints the
+        ledger does not know (it was restored from a copy) are not used, and their versions are left behind in the same
+        way. LedgerError when the tokens of those steps are no longer kept.
+        """
+        self._check(hello.epoch)
+        ledger = self._state.ledger
+        if hello.epoch != self.epoch:
+            with ledger.transaction():
+                ledger.set_meta("trainer_epoch", str(hello.epoch))
+            self.epoch = hello.epoch
+        marks = set(hello.complete)
+        while (row := self._reserved()) is not None and self._mark(row) in marks:
+            self._apply(row, {"settled": 1.0})
+        load = self._newest_known(marks)
+        start = 0 if load is None else load.step + 1
+        ahead = any(m.lineage == ledger.lineage and m.step > ledger.book.applied for m in marks)
+        if start < ledger.book.applied or ahead:
+            ledger.fork(start)
+        self._batch = None
+        self._enter("waiting")
+        return TrainerWelcome(
+            load_step=None if load is None else load.step,
+            lineage=ledger.lineage,
+            published=ledger.published,
+            load_lineage=None if load is None or load.lineage == ledger.lineage else load.lineage,
+        )
+
+    def next_batch(self, epoch: int) -> NextBatch:
+        """A reserved batch (the same again until it is applied), or why there is none."""
+        self._check(epoch)
+        order: TrainOrder = self._orders.get(epoch, "train")
+        if self._state.closing or self._state.limit_reached or order == "stop":
+            self._enter("absent")
+            return NextBatch(order="stop")
+        if order == "quiesce":
+            self._enter("quiesced")
+            return NextBatch(order="quiesce")
+        row = self._reserved() or self._reserve()
+        if row is None:
+            self._enter("waiting")
+            return NextBatch(order="wait", waits_for=self.waits_for)
+        if self._batch is None or self._batch.step != row.step:
+            self._batch = self._build(row)
+        self._enter("training")
+        return NextBatch(order="train", batch=self._batch)
+
+    def applied(self, applied: Applied) -> AppliedStep | None:
+        """APPLIED(k). None when that was known already. RefusedError for another batch or an older trainer."""
+        self._check(applied.trainer_epoch)
+        ledger = self._state.ledger
+        if applied.step < ledger.book.applied:
+            known = ledger.step_rows(ledger.book.applied - applied.step)[0]
+            self._same_batch(known, applied.ids_hash)
+            return None
+        row = self._reserved()
+        if row is None or row.step != applied.step:
+            raise RefusedError(f"step {applied.step} is not reserved", got=applied.step, expected=str(self._state.step))
+        self._same_batch(row, applied.ids_hash)
+        result = self._apply(row, applied.metrics)
+        self._enter("training")  # publishing
+        return result
+
+    def published(self, ref: WeightsRef, epoch: int) -> None:
+        """A generation is on disk: replicas are to serve it. RefusedError unless it is the version after the last
+        applied step; versions never go backwards in a lineage, and one version has one hash."""
+        self._check(epoch)
+        ledger = self._state.ledger
+        expected = (ledger.lineage, ledger.book.applied)
+        if (ref.lineage, ref.version) != expected:
+            raise RefusedError("these are not the weights after the last applied step", got=(ref.lineage, ref.version),
+                               expected=f"(lineage, version) {expected}")  # fmt: skip
+        known = ledger.book.generations.get(expected)
+        if known is not None and known.digest != ref.digest:
+            raise RefusedError("this version was published with another hash", got=ref.digest, expected=known.digest)
+        if known is None or ledger.published != ref:
+            with ledger.transaction():
+                ledger.publish(ref)
+
+    def order(self, epoch: int, order: TrainOrder) -> None:
+        """What the trainer of that epoch gets when it asks next."""
+        self._orders = {e: o for e, o in self._orders.items() if e >= epoch} | {epoch: order}
+
+    def forget(self, epoch: int) -> None:
+        """That trainer is gone."""
+        if epoch == self.epoch:
+            self._enter("absent", seen=False)
+
+    # Private
+
+    def _check(self, epoch: int) -> None:
+        if self.epoch is not None and epoch < self.epoch:
+            raise RefusedError(
+                "a newer trainer has taken over", got=f"epoch {epoch}", expected=f"epoch {self.epoch} or later"
+            )
+
+    def _enter(self, doing: str, *, seen: bool = True) -> None:
+        now = self._state.clock()
+        self.doing = doing
+        if doing != "waiting":
+            self.waits_for = ""
+        if seen:
+            self.seen_s = now
+        self._state.trainer_waits.set(now, 1.0 if doing == "waiting" else 0.0)
+
+    def _same_batch(self, row: StepRow, ids_hash: str) -> None:
+        if row.ids_hash != ids_hash:
+            raise RefusedError(f"step {row.step} was made from another batch", got=ids_hash, expected=row.ids_hash)
+
+    def _mark(self, row: StepRow) -> CheckpointMark:
+        return CheckpointMark(step=row.step, ids_hash=row.ids_hash, lineage=self._state.ledger.lineage)
+
+    def _newest_known(self, marks: set[CheckpointMark]) -> CheckpointMark | None:
+        """The checkpoint of the newest applied step that is left, as the ledger knows it."""
+        steps = self._state.ledger.step_rows(KEEP_STEPS + 1)
+        known = (CheckpointMark(step=s.step, ids_hash=s.ids_hash, lineage=s.lineage) for s in reversed(steps))
+        return next((m for m in known if m in marks), None)
+
+    def _reserved(self) -> StepRow | None:
+        return self._state.ledger.book.reserved.get(self._state.step)
+
+    def _reserve(self) -> StepRow | None:
+        state, ledger, policy = self._state, self._state.ledger, self._state.policy
+        selection = policy.select(self._views(), state.step)
+        self.waits_for = selection.waits_for
+        if not selection.groups and not selection.evicted:
+            return None
+        ids = tuple(r.id for g in selection.groups for r in ledger.book.alive(g))
+        found = ledger.trajectories(ids)
+        weights = {s: policy.token_weights(t.versions, state.step) for s, t in found.items()}
+        with ledger.transaction():
+            for ordinal in selection.evicted:
+                for member in ledger.book.alive(ordinal):
+                    self._state.lease_versions.pop(member.id, None)
+                ledger.give_up(ordinal, "stale")
+            if not selection.groups:
+                return None
+            row = ledger.reserve(state.step, ids, eta=policy.eta, weights=weights)
+        self._batch = self._build(row, found)
+        return row
+
+    def _views(self) -> list[GroupView]:
+        book = self._state.ledger.book
+        ordinals = book.complete if self._state.policy.stale == "mask" else list(book.selectable())
+        return [self._state.view(g) for g in ordinals]
+
+    def _build(self, row: StepRow, found: Mapping[SampleId, Trajectory] | None = None) -> TrainBatch:
+        """The batch of a reserved step, from the ledger alone."""
+        book = self._state.ledger.book
+        found = self._state.ledger.trajectories(row.ids) if found is None else found
+        by_group: dict[int, list[SampleId]] = {}
+        for sample in row.ids:
+            by_group.setdefault(sample.group, []).append(sample)
+        oldest = row.step - row.eta
+        samples: list[TrainSample] = []
+        for ordinal, members in sorted(by_group.items()):
+            rewards = [book.samples[m].reward or 0.0 for m in members]
+            advantages = group_advantages(rewards, normalise=self._state.settings.normalise_advantage)
+            prompt = book.groups[ordinal].prompt_tokens
+            for member, reward, advantage in zip(members, rewards, advantages, strict=True):
+                made = found[member]
+                samples.append(
+                    TrainSample(
+                        sample=member,
+                        prompt_tokens=prompt,
+                        tokens=made.tokens,
+                        logprobs=made.logprobs,
+                        versions=made.versions,
+                        weights=tuple(1.0 if v >= oldest else 0.0 for v in made.versions),
+                        reward=reward,
+                        advantage=advantage,
+                        finish=book.samples[member].finish or "length",
+                    )
+                )
+        return TrainBatch(step=row.step, ids_hash=row.ids_hash, samples=tuple(samples))
+
+    def _apply(self, row: StepRow, metrics: Mapping[str, float]) -> AppliedStep:
+        state, ledger = self._state, self._state.ledger
+        batch = self._batch if self._batch is not None and self._batch.step == row.step else self._build(row)
+        figures = step_figures(batch)
+        first = ledger.book.groups[batch.samples[0].sample.group] if batch.samples else None
+        most = max((a for a, n in figures.ages.items() if n), default=None)
+        with ledger.transaction():
+            done = ledger.apply(row.step, figures=figures.encode(), metrics={**metrics, "time_unix_s": state.wall()})
+            ledger.count("trained_samples", figures.samples)
+            ledger.count("two_versions", figures.two_versions)
+            if most is not None and most > int(ledger.book.meta.get("staleness_max", "-1")):
+                ledger.set_meta("staleness_max", str(most))
+        state.trained.add(state.clock(), figures.trained_tokens)
+        self._batch = None
+        return AppliedStep(row=done, batch=batch, first=first)
+
+
+def step_figures(batch: TrainBatch) -> StepFigures:
+    """What a batch adds to the run's figures."""
+    counts: dict[int, int] = {}
+    masked = 0
+    for sample in batch.samples:
+        trained = [v for v, w in zip(sample.versions, sample.weights, strict=True) if w == 1.0]
+        masked += len(sample.tokens) - len(trained)
+        for age, n in ages(trained, batch.step).items():
+            counts[age] = counts.get(age, 0) + n
+    return StepFigures(
+        ages=counts,
+        trained_tokens=sum(counts.values()),
+        masked_tokens=masked,
+        samples=len(batch.samples),
+        two_versions=sum(len(set(s.versions)) > 1 for s in batch.samples),
+        reward_mean=mean([s.reward for s in batch.samples]),
+    )
+
+
+def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean; 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0

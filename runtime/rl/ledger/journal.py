@@ -1,0 +1,77 @@
+"""Reading the token journal: trajectories of samples, and the steps of the past."""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+
+from planner.record import record
+from runtime.rl.ledger.book import step_row
+from runtime.rl.ledger.database import unpack_logprobs, unpack_tokens
+from runtime.rl.ledger.draft import Segment
+from runtime.rl.ledger.rows import StepRow
+from runtime.rl.types import SampleId
+
+
+@record
+class Span:
+    """Tokens [start, start + length) of a sample, made by weights `version` under lease `epoch`."""
+
+    start: int
+    length: int
+    version: int
+    epoch: int
+
+
+@record
+class Trajectory:
+    """What the journal holds of one sample. `tokens`, `logprobs` and `versions` have one entry a token."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+
+class Journal:
+    """The segments of the file and those of the open transaction, as one."""
+
+    def __init__(self, db: sqlite3.Connection, pending: Mapping[SampleId, Sequence[Segment]]) -> None:
+        self._db, self._pending = db, pending
+
+    def tokens(self, sample: SampleId) -> tuple[int, ...]:
+        """Tokens alone."""
+        return tuple(t for s in self._segments(sample) for t in unpack_tokens(s[5]))
+
+    def read(self, samples: Sequence[SampleId]) -> Mapping[SampleId, Trajectory]:
+        """Whole trajectories."""
+        return {sample: _trajectory(self._segments(sample)) for sample in samples}
+
+    def steps(self, last: int) -> tuple[StepRow, ...]:
+        """The newest `last` applied steps, oldest first."""
+        raw = self._db.execute("SELECT * FROM steps WHERE state = 'APPLIED' ORDER BY step DESC LIMIT ?", (last,))
+        return tuple(step_row(r) for r in raw)[::-1]
+
+    def _segments(self, sample: SampleId) -> list[Segment]:
+        stored = self._db.execute(
+            "SELECT grp, member, start, epoch, version, tokens, logprobs FROM segments"
+            " WHERE grp = ? AND member = ? ORDER BY start",
+            sample,
+        ).fetchall()
+        return [*stored, *self._pending.get(sample, ())]
+
+
+def _trajectory(segments: Sequence[Segment]) -> Trajectory:
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    spans: list[Span] = []
+    for _, _, start, epoch, version, token_blob, logprob_blob in segments:
+        made = unpack_tokens(token_blob)
+        tokens.extend(made)
+        logprobs.extend(unpack_logprobs(logprob_blob))
+        versions.extend([version] * len(made))
+        last = spans[-1] if spans else None
+        if last is not None and (last.version, last.epoch) == (version, epoch):
+            spans[-1] = Span(start=last.start, length=last.length + len(made), version=version, epoch=epoch)
+        else:
+            spans.append(Span(start=start, length=len(made), version=version, epoch=epoch))
+    return Trajectory(tokens=tuple(tokens), logprobs=tuple(logprobs), versions=tuple(versions), spans=tuple(spans))
