@@ -103,7 +103,7 @@ def _step_ordered(state: ClusterState, e: ev.StepOrdered, at_s: float) -> Cluste
     verb, kind = e.id.split(":", 1)[0].split("-", 1)
     if verb != "start":
         known = state.units.get(e.unit)
-        if known is None or known.epoch != e.epoch or e.id in known.orders:
+        if known is None or e.id in known.orders:
             return state
         return replace(state, units={**state.units, e.unit: replace(known, orders=(*known.orders, e.id))})
     known = state.units.get(e.unit)

@@ -18,7 +18,8 @@ class Limits:
     progress_s: float = 90.0  # a replica that runs samples and decodes nothing
     unknown_s: float = 60.0  # a unit nobody can tell anything of
     vanish_s: float = 5.0  # a living unit that is no longer in the observation
-    settle_s: float = 2.0  # a stopped unit's absence before its devices count as free
+    settle_s: float = 0.5  # a stopped unit's absence before its devices count as free
+    unseen_settle_s: float = 2.0  # the same for one that was never seen: its start may be on the way
     appear_s: float = 120.0  # an ordered unit that was never seen
     start_s: float = 300.0  # a starting unit that does not serve
     trainer_silent_s: float = 600.0  # a trainer's last sign; steps may be long

@@ -49,11 +49,12 @@ class Unit:
     served_at_s: float | None = None
     hung: bool = False
     reason: str = ""  # why it is dead
-    orders: tuple[str, ...] = ()  # ids of the steps recorded for this incarnation
+    orders: tuple[str, ...] = ()  # ids of the steps recorded since this incarnation's start
 
     def ordered(self, *verbs: str) -> bool:
         """Whether a step of one of the verbs ("drain", "quiesce", "stop") was recorded for this incarnation."""
-        return any(o.split("-", 1)[0] in verbs for o in self.orders)
+        mine = f":{self.epoch}"  # stops of older incarnations that came back are kept too
+        return any(o.split("-", 1)[0] in verbs and o.endswith(mine) for o in self.orders)
 
 
 @record

@@ -39,7 +39,7 @@ def unit_events(obs: Observation, state: ClusterState, look: Look) -> list[ev.Ev
     events: list[ev.Event] = []
     for u in seen.values():
         known = state.units.get(u.id)
-        if u.phase != "dead" and (known is None or known.epoch < u.epoch):
+        if known is None or known.epoch < u.epoch:
             role: ev.UnitRole = "rollout" if isinstance(u, ReplicaSeen) else "train"
             events.append(ev.UnitAdopted(unit=u.id, role=role, epoch=u.epoch, devices=u.devices))
     for unit in state.units.values():
@@ -65,7 +65,8 @@ def _absent(unit: Unit, look: Look) -> list[ev.Event]:
     absent_s = look.since.held_s(f"absent-{unit.epoch}", unit.id)
     if unit.ordered("stop"):
         stopping_s = look.since.held_s(f"stopping-{unit.epoch}", unit.id)
-        gone = min(absent_s, stopping_s) >= look.limits.settle_s
+        settle_s = look.limits.unseen_settle_s if unit.status == "ordered" else look.limits.settle_s
+        gone = min(absent_s, stopping_s) >= settle_s
         return [ev.UnitStopped(unit=unit.id, epoch=unit.epoch)] if gone else []
     if unit.status == "dead":
         return []

@@ -103,7 +103,8 @@ class Loop:
     def _restore(self) -> None:
         for stored in self._store.read():
             self.state = fold(self.state, (stored,))
-            self._rows.append(row(stored, self.state))
+            if not isinstance(stored.event, ev.CommandAccepted):
+                self._rows.append(row(stored, self.state))
 
     @property
     def seq(self) -> int:
@@ -126,6 +127,8 @@ class Loop:
             before = self.state
             self.state = fold(self.state, (s,))
             shown = row(s, self.state if isinstance(s.event, ev.DeviceJoined) else before)
+            if isinstance(s.event, ev.CommandAccepted):
+                continue  # for the audit; what it led to says itself
             self._rows.append(shown)
             logger.log(_LEVELS[shown.level], "%s", shown.message)
         if stored:
@@ -258,12 +261,13 @@ class Loop:
 
     def events(self, after: int, limit: int) -> tuple[EventRow, ...]:
         """Events from the store, in words."""
-        return tuple(row(s, self.state) for s in self._store.read(after, limit))
+        stored = self._store.read(after, limit)
+        return tuple(row(s, self.state) for s in stored if not isinstance(s.event, ev.CommandAccepted))
 
 
 def _is_recorded(step: Step, state: ClusterState) -> bool:
     unit = state.units.get(_unit_of(step))
-    return unit is not None and unit.epoch == step.epoch and step.id in unit.orders
+    return unit is not None and step.id in unit.orders
 
 
 def _unit_of(step: Step) -> str:

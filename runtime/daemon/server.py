@@ -168,7 +168,7 @@ class _Api:
         return _json(Health(run=run.id, state=run.state, pid=os.getpid(), hexctl_version=run.hexctl_version))
 
     async def snapshot(self, request: Request) -> Response:
-        after = _number(request, "after", None, 0, float("inf"))
+        after = _number(request, "after", None, -1, float("inf"))
         wait_s = _number(request, "wait_s", 0.0, 0.0, MAX_WAIT_S)
         newest = self._door.snapshot()
         # Another number than the client's, smaller ones too: a restarted daemon counts anew.
