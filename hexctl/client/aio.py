@@ -1,7 +1,5 @@
-"""The asynchronous client, and the endless feed of snapshots a dashboard lives on."""
+"""The asynchronous client, for the dashboard."""
 
-import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -9,11 +7,7 @@ from typing import Self
 import httpx
 
 from hexctl.client import protocol
-from planner.errors import HexError
 from runtime.api.wire import Command, CommandResult, EventRow, Snapshot
-
-POLL_S = 10.0
-RETRY_S = (0.2, 0.5, 1.0, 2.0)
 
 
 class AsyncClient:
@@ -56,25 +50,6 @@ class AsyncClient:
     async def command(self, command: Command) -> CommandResult:
         """Send a command; RefusedError when the daemon says no."""
         return protocol.read(CommandResult, await self._send(protocol.command_request(command)), self.socket)
-
-    async def feed(self, *, retry_s: tuple[float, ...] = RETRY_S) -> AsyncIterator[Snapshot | HexError]:
-        """Snapshots as they come, for ever. While nobody answers the error comes in their place, once a try;
-        the waits between tries are `retry_s`, the last one repeated."""
-        after: int | None = None
-        failures = 0
-        while True:
-            try:
-                snapshot = await self.snapshot(after, POLL_S)
-            except HexError as e:
-                yield e
-                await asyncio.sleep(retry_s[min(failures, len(retry_s) - 1)])
-                failures += 1
-                after = None
-                continue
-            failures = 0
-            if snapshot is not None:
-                after = snapshot.seq
-                yield snapshot
 
     async def _send(self, request: protocol.Request) -> httpx.Response:
         timeout_s = request.wait_s + self._answer_s

@@ -278,24 +278,20 @@ def test_another_schema_is_named(path: Path) -> None:
         c.now()
 
 
-def test_the_feed_says_when_nobody_answers_and_comes_back(path: Path) -> None:
-    async def scene() -> list[str]:
-        seen = []
-        async with AsyncClient(path) as client:
-            feed = client.feed(retry_s=(0.01,))
-            seen.append(type(await anext(feed)).__name__)
-            with served(path) as s:
-                item = await anext(feed)
-                while not isinstance(item, Snapshot):
-                    item = await anext(feed)
-                seen.append(f"seq {item.seq}")
-                s.put(infeasible="changed")
-                item = await anext(feed)
-                seen.append(item.infeasible if isinstance(item, Snapshot) else "?")
-            seen.append(type(await anext(feed)).__name__)
-        return seen
+def test_the_asynchronous_client_polls_commands_and_reads(server: Served) -> None:
+    async def scene() -> tuple[int, str, int, int]:
+        async with AsyncClient(server.path) as client:
+            first = await client.snapshot(-1, 5.0)
+            assert first is not None
+            poll = asyncio.create_task(client.snapshot(first.seq, 20.0))
+            await asyncio.to_thread(server.door.waiting.wait, 10)
+            answer = await client.command(Command(name="cordon", key="k", device="n0/gpu1"))
+            await asyncio.to_thread(server.put, infeasible="changed")
+            second = await poll
+            assert second is not None
+            return first.seq, answer.message, second.seq, len(await client.events())
 
-    assert asyncio.run(scene()) == ["UnreachableError", "seq 1", "changed", "UnreachableError"]
+    assert asyncio.run(scene()) == (1, "cordon done", 2, 0)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -1,0 +1,165 @@
+"""`hexctl doctor`: a look at this machine. Changes nothing."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from hexctl.cli.commands.runs import standing
+from hexctl.cli.exits import Exit
+from hexctl.cli.extras import missing
+from hexctl.cli.main import COMMANDS
+from hexctl.cli.options import answer, output_option
+from hexctl.cli.processes import descendants
+from hexctl.cli.render.text import size, table
+from planner.record import record
+from runtime.paths import short_root
+from runtime.runs import list_runs
+
+FREE_FLOOR_BYTES = 1e9
+PROBE_S = 10.0
+# In a child with a deadline: a broken driver hangs whoever asks it.
+_PROBE = """
+import ctypes
+lib = ctypes.CDLL("libnvidia-ml.so.1")
+code = lib.nvmlInit_v2()
+n = ctypes.c_uint()
+assert code == 0 and lib.nvmlDeviceGetCount_v2(ctypes.byref(n)) == 0, f"NVML answers with code {code}"
+print(n.value)
+"""
+Verdict = Literal["ok", "note", "fault"]
+
+
+@record
+class Finding:
+    """One thing looked at."""
+
+    what: str
+    verdict: Verdict
+    found: str
+    hint: str = ""
+
+
+@click.command(help=COMMANDS["doctor"][1] + "\n\nExit code 2 when something must be mended before a run can start.")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder that holds run folders.",
+)
+@output_option
+def doctor(root: Path, output: str) -> int:
+    found = [*_python(), *_gpus(), *_disk(root), *_sockets(), *_runs(root), *_terminal()]
+    rows = [(f.verdict, f.what, f.found, f.hint) for f in found]
+    document = [{"what": f.what, "verdict": f.verdict, "found": f.found, "hint": f.hint} for f in found]
+    answer(output, document, table(("", "WHAT", "FOUND", "HINT"), rows))
+    return Exit.USAGE if any(f.verdict == "fault" for f in found) else Exit.FINE
+
+
+def _python() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    good = sys.version_info[:2] >= (3, 11)
+    yield Finding(
+        what="python",
+        verdict="ok" if good else "fault",
+        found=f"{version} at {sys.executable}",
+        hint="" if good else "3.11 or newer",
+    )
+    absent = missing()
+    yield Finding(
+        what="packages for a run", verdict="note" if absent else "ok", found=f"without {', '.join(absent)}" if absent else "all there",
+        hint="pip install 'hexctl[run]' to run; plan and attach work without" if absent else "",
+    )  # fmt: skip
+
+
+def _gpus() -> Iterator[Finding]:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        yield Finding(
+            what="NVIDIA driver",
+            verdict="fault",
+            found=f"does not answer within {PROBE_S:.0f} s",
+            hint="nvidia-smi; dmesg",
+        )
+        return
+    if done.returncode == 0:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        limit = f", CUDA_VISIBLE_DEVICES={seen}" if seen is not None else ""
+        yield Finding(what="NVIDIA driver", verdict="ok", found=f"{done.stdout.strip()} GPUs{limit}")
+        return
+    last = (done.stderr.strip().splitlines() or ["no library"])[-1]
+    yield Finding(
+        what="NVIDIA driver", verdict="note", found=last, hint="without GPUs, paced devices on the CPU are used"
+    )
+
+
+def _disk(root: Path) -> Iterator[Finding]:
+    place = next(p for p in (root.absolute(), *root.absolute().parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    low = free < FREE_FLOOR_BYTES
+    hint = "run.disk_floor refuses to start" if low else ""
+    yield Finding(what=f"free disk at {place}", verdict="fault" if low else "ok", found=size(float(free)), hint=hint)
+    if not os.access(place, os.W_OK):
+        yield Finding(what=f"{place}", verdict="fault", found="may not be written", hint="--root names another folder")
+
+
+def _sockets() -> Iterator[Finding]:
+    try:
+        folder = short_root()
+    except OSError as e:
+        yield Finding(
+            what="folder for sockets", verdict="fault", found=str(e), hint="set XDG_RUNTIME_DIR to a folder of yours"
+        )
+        return
+    long = len(os.fsencode(folder / "00000000" / "api.sock")) > 107
+    hint = "too long for a socket: set XDG_RUNTIME_DIR to a shorter folder" if long else ""
+    yield Finding(what="folder for sockets", verdict="fault" if long else "ok", found=str(folder), hint=hint)
+
+
+def _runs(root: Path) -> Iterator[Finding]:
+    for run in list_runs(root):
+        stands = standing(run)
+        left = descendants(m for m in (run.daemon, *run.ray_processes) if m is not None)
+        if stands == "live":
+            yield Finding(what=f"run {run.id}", verdict="ok", found=f"live, {len(left)} processes")
+        elif stands == "without daemon":
+            hint = f"hexctl up --run {run.id} takes it over; hexctl down --run {run.id} ends it"
+            yield Finding(
+                what=f"run {run.id}",
+                verdict="note",
+                found=f"goes on without a daemon, {len(left)} processes",
+                hint=hint,
+            )
+        elif left:
+            hint = f"hexctl down --run {run.id} --force ends exactly those"
+            pids = ", ".join(str(m.pid) for m in left)
+            yield Finding(what=f"run {run.id}", verdict="note", found=f"ended, but left processes: {pids}", hint=hint)
+        elif stands == "dead":
+            hint = (
+                f"hexctl up --run {run.id} goes on from its ledger; hexctl down --run {run.id} puts its end on record"
+            )
+            yield Finding(
+                what=f"run {run.id}", verdict="note", found="nothing of it lives, yet it never ended", hint=hint
+            )
+
+
+def _terminal() -> Iterator[Finding]:
+    term, depth = os.environ.get("TERM", ""), os.environ.get("COLORTERM", "").lower()
+    if not sys.stderr.isatty():
+        found = "none"
+    elif os.environ.get("NO_COLOR"):
+        found = f"{term}, NO_COLOR is set"
+    elif depth in ("truecolor", "24bit"):
+        found = f"{term}, 24-bit colour"
+    else:
+        found = f"{term}, " + ("256 colours" if "256" in term else "16 colours")
+    yield Finding(what="terminal", verdict="ok", found=found)

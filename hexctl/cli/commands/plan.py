@@ -1,0 +1,85 @@
+"""`hexctl plan`: the planner as a command. Reads a configuration and nothing else: no daemon, no torch, no Ray."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hexctl.cli.exits import Exit, error, say
+from hexctl.cli.main import COMMANDS
+from hexctl.cli.options import answer, load, output_option, seconds, set_option, stdout_kept_pure
+from hexctl.cli.render.plan import infeasible_text, plan_document, plan_text
+from planner.problem import Budget, Problem
+from planner.solution import Feasible, Infeasible, Solution
+
+
+@click.command(help=COMMANDS["plan"][1] + "\n\nCONFIG is a file or the name of a shipped one.")
+@click.argument("config", metavar="CONFIG")
+@click.option("--scheduler", metavar="NAME", help="Another scheduler than planner.scheduler of the configuration.")
+@click.option(
+    "--budget", metavar="DURATION", help="Seconds to search; default: planner.solve_time. The best so far stands."
+)
+@click.option(
+    "--evaluations", type=click.IntRange(min=1), help="Plans to judge at most: the same number gives the same plan."
+)
+@set_option
+@output_option
+def plan(
+    *,
+    config: str,
+    scheduler: str | None,
+    budget: str | None,
+    evaluations: int | None,
+    settings: tuple[str, ...],
+    output: str,
+) -> int:
+    loaded = load(config, settings, check_files=False)
+    limit_s = seconds(budget, where="--budget") if budget else loaded.config.planner.solve_time
+    scheduler = scheduler or loaded.config.planner.scheduler
+    with stdout_kept_pure():
+        problem = problem_of(loaded.config)
+        began = time.monotonic()
+        solution = _solve(problem, scheduler, limit_s, evaluations)
+        solve_s = time.monotonic() - began
+    document = plan_document(solution, solve_s)
+    if isinstance(solution, Infeasible):
+        if output == "json":
+            answer(output, document, "")
+        error(infeasible_text(solution), hint="change one of them in the configuration, or --set it to try")
+        return Exit.INFEASIBLE
+    answer(output, document, plan_text(solution, solve_s))
+    return Exit.FINE
+
+
+def problem_of(config: Any) -> Problem:
+    """The planner's problem for a configuration as it is written: no device is looked for."""
+    from planner import load_model_spec
+    from runtime.config.problem import cluster_from_config, problem_from_config
+
+    return problem_from_config(config, cluster_from_config(config), load_model_spec(Path(config.model.path)))
+
+
+def _solve(problem: Problem, scheduler: str, limit_s: float, evaluations: int | None) -> Solution:
+    import planner
+
+    tty = sys.stderr.isatty()
+    deadline = time.monotonic() + limit_s
+
+    def on_incumbent(incumbent: Feasible) -> None:
+        if tty:
+            rate = incumbent.prediction.tokens_per_s
+            click.echo(f"\r{scheduler}: {rate:,.0f} tokens/s, gap {100 * incumbent.gap:.1f} %  ", err=True, nl=False)
+
+    budget = Budget(evaluations=evaluations, mip_seconds=limit_s) if evaluations else Budget(mip_seconds=limit_s)
+    solution = planner.solve(
+        problem,
+        scheduler=scheduler,
+        budget=budget,
+        on_incumbent=on_incumbent,
+        should_stop=lambda: time.monotonic() > deadline,
+    )
+    if tty:
+        say("")
+    return solution

@@ -1,0 +1,78 @@
+"""Exit codes, and the one place that turns an exception into words and a code."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from enum import IntEnum
+
+import click
+
+from planner.errors import HexError
+
+
+class Exit(IntEnum):
+    """What the shell sees."""
+
+    FINE = 0
+    BUG = 1
+    USAGE = 2  # or configuration
+    UNREACHABLE = 3
+    REFUSED = 4
+    INFEASIBLE = 5  # or blocked
+    TIMED_OUT = 6
+    INTERRUPTED = 130
+
+
+def run(command: Callable[[], object]) -> int:
+    """Call `command` and answer with its exit code; errors go to stderr as words, never as a traceback
+    (HEXCTL_DEBUG=1 shows it)."""
+    try:
+        result = command()
+        sys.stdout.flush()
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        _debug()
+        say("interrupted")
+        return Exit.INTERRUPTED
+    except click.ClickException as e:
+        _debug()
+        error(e.format_message(), hint=_usage_hint(e))
+        return e.exit_code if isinstance(e, click.UsageError) else Exit.USAGE
+    except HexError as e:
+        _debug()
+        text, _, hint = str(e).partition("\nhint: ")
+        error(text, hint=hint)
+        return int(getattr(e, "exit_code", Exit.USAGE))
+    except BrokenPipeError:  # the reader has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.FINE
+    except Exception as e:  # noqa: BLE001  (the last line before the shell)
+        _debug()
+        error(f"this is a bug in hexctl: {type(e).__name__}: {e}", hint="HEXCTL_DEBUG=1 shows the traceback")
+        return Exit.BUG
+    return result if isinstance(result, int) else Exit.FINE
+
+
+def error(text: str, *, hint: str = "") -> None:
+    """An error for people, on stderr."""
+    click.echo(f"error: {text}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+
+
+def say(text: str) -> None:
+    """Talk, on stderr."""
+    click.echo(text, err=True)
+
+
+def _usage_hint(e: click.ClickException) -> str:
+    if isinstance(e, click.UsageError) and e.ctx is not None:
+        return f"{e.ctx.command_path} --help"
+    return ""
+
+
+def _debug() -> None:
+    if os.environ.get("HEXCTL_DEBUG") == "1":
+        traceback.print_exc(file=sys.stderr)

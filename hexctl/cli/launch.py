@@ -1,0 +1,129 @@
+"""Starting a daemon of its own session, and waiting until it answers."""
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from hexctl.cli.extras import need_run_extra
+from planner.errors import HexError
+from planner.record import record
+from runtime.errors import DeadlineError, RunError, UnreachableError
+from runtime.runs import RunInfo, alive, list_runs
+
+START_S = 120.0
+TICK_S = 0.1
+TAIL_LINES = 15
+
+
+@record
+class DaemonOrder:
+    """The command line of `runtime.daemon`: a configuration, a run to take over, or both."""
+
+    config: Path | None = None
+    run_id: str | None = None
+    root: Path | None = None
+    steps: int | None = None
+    for_s: float | None = None
+    settings: tuple[str, ...] = ()
+    detached: bool = False
+
+    @property
+    def argv(self) -> list[str]:
+        """The whole command."""
+        words = [sys.executable, "-m", "runtime.daemon"]
+        words += [str(self.config)] if self.config is not None else []
+        words += ["--run", self.run_id] if self.run_id is not None else []
+        words += ["--root", str(self.root)] if self.root is not None else []
+        words += ["--steps", str(self.steps)] if self.steps is not None else []
+        words += ["--for", f"{self.for_s:g}s"] if self.for_s is not None else []
+        words += [word for setting in self.settings for word in ("--set", setting)]
+        return [*words, "--detached"] if self.detached else words
+
+
+def start_detached(argv: Sequence[str], root: Path, *, say: Callable[[str], None]) -> RunInfo:
+    """Start the daemon `argv`, which outlives us, and wait until its socket answers; answers with its run.
+
+    DeadlineError after two minutes; when the daemon ends first, an error with its exit code and the end of its log.
+    """
+    need_run_extra("hexctl up")
+    with tempfile.TemporaryFile("w+b") as log:
+        child = subprocess.Popen(
+            list(argv), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
+        )
+        say(f"starting the daemon (pid {child.pid})")
+        return _await_answer(child, root, log, say)
+
+
+def _await_answer(child: "subprocess.Popen[bytes]", root: Path, log: IO[bytes], say: Callable[[str], None]) -> RunInfo:
+    deadline = time.monotonic() + START_S
+    run: RunInfo | None = None
+    handle = os.pidfd_open(child.pid)
+    try:
+        while time.monotonic() < deadline:
+            if select.select([handle], [], [], TICK_S)[0]:
+                raise _ended(child.wait(), run, log)
+            if run is None:
+                run = _run_of(child.pid, root)
+                if run is not None:
+                    say(f"run {run.id}: waiting for its control socket")
+            if run is not None and answers(run):
+                return run
+    finally:
+        os.close(handle)
+    what = f"run {run.id}" if run is not None else "the daemon"
+    raise DeadlineError(
+        f"{what} does not answer yet", got=f"{START_S:.0f} s", expected="a control socket",
+        hint=f"it was left running (pid {child.pid}); its log: {_log_of(run) or 'none yet'}",
+    )  # fmt: skip
+
+
+def answers(run: RunInfo) -> bool:
+    """Whether the run's daemon answers on its socket."""
+    if not run.paths.api_socket.exists():
+        return False
+    from hexctl.client import Client
+
+    with Client(run.paths.api_socket) as client:
+        try:
+            return client.health().run == run.id
+        except UnreachableError:
+            return False
+
+
+def _run_of(pid: int, root: Path) -> RunInfo | None:
+    return next((r for r in list_runs(root) if r.daemon is not None and r.daemon.pid == pid and alive(r.daemon)), None)
+
+
+def _log_of(run: RunInfo | None) -> Path | None:
+    path = run.paths.logs / "daemon.log" if run is not None else None
+    return path if path is not None and path.exists() else None
+
+
+def _ended(code: int, run: RunInfo | None, log: IO[bytes]) -> HexError:
+    """The daemon's own words as an error with the daemon's exit code."""
+    log.seek(0)
+    lines = log.read().decode("utf-8", "replace").splitlines()
+    path = _log_of(run)
+    if path is not None:
+        lines += path.read_text(errors="replace").splitlines()
+    own = _last_error(lines)
+    hint = "" if own else "its last words:\n  " + "\n  ".join(lines[-TAIL_LINES:] or ["none"])
+    if own:
+        text, _, hint = own.partition("\nhint: ")
+        error = RunError(text, hint=hint)
+    else:
+        error = RunError("the daemon ended before it answered", got=f"exit code {code}", hint=hint)
+    error.exit_code = code if 1 <= code <= 6 else 1
+    return error
+
+
+def _last_error(lines: Sequence[str]) -> str:
+    """The error the daemon rendered, from its "error: " line on; "" when it rendered none."""
+    starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
+    return "\n".join(lines[starts[-1] :]).removeprefix("error: ") if starts else ""
