@@ -31,8 +31,8 @@ class DeviceBelief:
 
     @property
     def display(self) -> str:
-        """The name people use: a GPU's place instead of its UUID; other ids are names already."""
-        return f"{self.node}/gpu{self.index}" if self.id.startswith(("GPU-", "MIG-")) else self.id
+        """The name people use: the device's place, not its identity."""
+        return f"{self.node}/{'cpu' if self.id.startswith('cpu') else 'gpu'}{self.index}"
 
 
 @record
