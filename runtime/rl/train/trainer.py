@@ -18,6 +18,7 @@ from runtime.rl.train.metrics import TokenFigures, batch_metrics, token_metrics
 from runtime.rl.train.packing import MicroBatch, micro_batches
 from runtime.rl.types import CheckpointMark, StepMetrics, TrainBatch, WeightsRef
 from runtime.rl.weights import write_generation
+from runtime.rl.weights.sealed import sweep
 
 
 @record
@@ -143,17 +144,21 @@ class TorchTrainer:
         """Checkpoints on disk that are whole."""
         return checkpoint.list_complete(self._checkpoints)
 
-    def restore(self, step: int | None, *, lineage: int) -> None:
-        """Take the state after `step`; None: stay at version 0 with the parameters the model was built with.
+    def restore(self, step: int | None, *, lineage: int, load_lineage: int | None = None) -> None:
+        """Take the state after `step` and go on in `lineage`; None: stay at version 0, as the model was built.
 
-        WeightsError when the checkpoint does not verify or is of another model; RunError for None after a step was made.
+        `load_lineage` names the checkpoint's lineage where it is another (a fork). WeightsError when the checkpoint does
+        not verify or is of another model; RunError for None after a step was made. What crashes left half-written is
+        removed.
         """
+        for root in (self._checkpoints, self._weights):
+            sweep(root)
         if step is None:
             if self._version:
                 raise RunError("only a fresh trainer starts from version 0", got=self._version)
             self._lineage = lineage
             return
-        state = checkpoint.load(self._checkpoints, lineage=lineage, step=step)
+        state = checkpoint.load(self._checkpoints, lineage=lineage if load_lineage is None else load_lineage, step=step)
         self._check_fits(state.params)
         with torch.no_grad():
             for name, master in self._masters.items():

@@ -1,0 +1,229 @@
+"""The life of a trainer: ask flow for a batch, train, checkpoint, say so, publish.
+
+Order of a step: RESERVE(k, ids) by flow -> compute -> checkpoint(k) whose manifest holds the ids' hash -> APPLIED(k) ->
+publish. Killed between any two, the next trainer's hello lets flow settle or repeat exactly this step.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+from planner.record import record
+from runtime.errors import RunError
+from runtime.rl.train.client import Interrupted, RetryTiming, TrainerFlow, patiently
+from runtime.rl.types import Applied, CheckpointMark, StepMetrics, TrainBatch, TrainerHello, WeightsRef
+from runtime.rl.weights import collect
+
+T = TypeVar("T")
+TrainerPhase = Literal["starting", "waiting", "training", "quiesced", "stopped", "failed"]
+RATE_STEPS = 10  # tokens/s is over the last steps
+IDLE_S = 0.05  # at least between two questions that brought no batch
+
+
+class TrainerWork(Protocol):
+    """What the loop needs of a trainer: `runtime.rl.protocols.Trainer` and its place on disk."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def lineage(self) -> int: ...
+
+    def complete_checkpoints(self) -> tuple[CheckpointMark, ...]: ...
+
+    def restore(self, step: int | None, *, lineage: int, load_lineage: int | None = None) -> None: ...
+
+    def train_step(self, batch: TrainBatch) -> StepMetrics: ...
+
+    def save_checkpoint(self, ids_hash: str) -> str: ...
+
+    def publish(self) -> WeightsRef: ...
+
+
+class StepPacer(Protocol):
+    """Holds work to a declared speed (`runtime.rl.pacing.Pacer`)."""
+
+    @property
+    def lag_share(self) -> float | None: ...
+
+    def begin(self) -> None: ...
+
+    def charge(self, seconds: float) -> None: ...
+
+    def idle(self) -> None: ...
+
+
+@record
+class Pace:
+    """A pacer and what a step on so many tokens (prompts and responses) takes at the declared speed, in seconds."""
+
+    pacer: StepPacer
+    step_s: Callable[[int], float]
+
+
+@record
+class TrainerLevel:
+    """A trainer as it is now, for its host process."""
+
+    phase: TrainerPhase
+    version: int
+    lineage: int
+    tokens_per_s: float  # prompt and response tokens over the last steps, their whole cycle; 0 before the first
+    step_s: float | None  # of the last step: gradients, update, checkpoint and pace
+    lag_share: float | None  # paced: how far behind its clock
+    waits_for: str = ""
+    age_s: float = 0.0  # since the loop last moved
+    failure: str = ""
+
+
+class TrainerLoop:
+    """Runs one trainer against flow until it is told to stop. `run` in one thread; `stop` and `level` from any."""
+
+    def __init__(
+        self,
+        trainer: TrainerWork,
+        flow: TrainerFlow,
+        *,
+        name: str,
+        epoch: int,
+        weights: Path | None = None,
+        eta: int = 0,
+        pace: Pace | None = None,
+        timing: RetryTiming | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
+        """`weights`: where generations older than version - eta - 2 are removed after each publication.
+        `on_ready` is called once, when the first weights are published."""
+        self._trainer, self._flow, self._name, self._epoch = trainer, flow, name, epoch
+        self._weights, self._eta, self._pace = weights, eta, pace
+        self._timing, self._clock, self._on_ready = timing or RetryTiming(), clock, on_ready
+        self._stop_asked = threading.Event()
+        self._phase: TrainerPhase = "starting"
+        self._waits_for, self._failure = "", ""
+        self._moved_at = clock()
+        self._last: tuple[int, str] | None = None  # step and ids_hash of the newest checkpoint made here
+        self._cycles: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)  # (seconds, tokens)
+        self._step_s: float | None = None
+        self._publish_s = 0.0
+
+    def run(self) -> str:
+        """Train until flow or `stop` ends it; returns how it ended. What goes wrong is raised, and said in the level."""
+        try:
+            self._start()
+            while not self._stop_asked.is_set() and self._turn():
+                pass
+        except Interrupted:
+            pass
+        except BaseException as e:
+            self._failure = f"{type(e).__name__}: {e}"
+            self._enter("failed")
+            raise
+        self._enter("stopped")
+        return "asked to stop" if self._stop_asked.is_set() else "stopped by flow"
+
+    def stop(self) -> None:
+        """End at the next step boundary. Returns at once."""
+        self._stop_asked.set()
+
+    def level(self) -> TrainerLevel:
+        """As it is now."""
+        seconds, tokens = sum(s for s, _ in self._cycles), sum(n for _, n in self._cycles)
+        return TrainerLevel(
+            phase=self._phase,
+            version=self._trainer.version,
+            lineage=self._trainer.lineage,
+            tokens_per_s=tokens / seconds if seconds > 0 else 0.0,
+            step_s=self._step_s,
+            lag_share=self._pace.pacer.lag_share if self._pace else None,
+            waits_for=self._waits_for,
+            age_s=max(0.0, self._clock() - self._moved_at),
+            failure=self._failure,
+        )
+
+    def _start(self) -> None:
+        hello = TrainerHello(
+            trainer=self._name, epoch=self._epoch, pid=os.getpid(), complete=self._trainer.complete_checkpoints()
+        )
+        welcome = self._ask("hello", lambda: self._flow.hello(hello))
+        self._trainer.restore(welcome.load_step, lineage=welcome.lineage, load_lineage=welcome.load_lineage)
+        known = welcome.published
+        if known is None or (known.lineage, known.version) != (self._trainer.lineage, self._trainer.version):
+            self._publish()
+        if self._on_ready is not None:
+            self._on_ready()
+
+    def _turn(self) -> bool:
+        """One question to flow and what follows from it. False when flow says stop."""
+        asked_at = self._clock()
+        answer = self._ask("next_batch", lambda: self._flow.next_batch(self._name, self._epoch))
+        if answer.order == "stop":
+            return False
+        if answer.order == "train" and answer.batch is not None:
+            self._waits_for = ""
+            self._step(answer.batch)
+            return True
+        if self._pace is not None:
+            self._pace.pacer.idle()
+        self._waits_for = answer.waits_for
+        self._enter("quiesced" if answer.order == "quiesce" else "waiting")
+        # Flow normally holds the question for a while; if it does not, it is not asked in a tight circle.
+        self._stop_asked.wait(max(0.0, IDLE_S - (self._clock() - asked_at)))
+        return True
+
+    def _step(self, batch: TrainBatch) -> None:
+        self._enter("training")
+        if (batch.step, batch.ids_hash) == self._last and batch.step == self._trainer.version - 1:
+            # Flow forgot our word (it was restored from an older record): the step is made and on disk, so say it again.
+            self._settle(batch, {"settled": 1.0})
+            return
+        if batch.step != self._trainer.version:
+            raise RunError("flow gave a batch for another version", got=batch.step, expected=str(self._trainer.version))
+        started = self._clock()
+        if self._pace is not None:
+            self._pace.pacer.begin()
+        metrics = dict(self._trainer.train_step(batch))
+        trained_at = self._clock()
+        self._trainer.save_checkpoint(batch.ids_hash)
+        self._last = (batch.step, batch.ids_hash)
+        saved_at = self._clock()
+        tokens = sum(len(s.prompt_tokens) + len(s.tokens) for s in batch.samples)
+        if self._pace is not None:
+            self._pace.pacer.charge(self._pace.step_s(tokens))
+        self._step_s = self._clock() - started
+        metrics |= {
+            "checkpoint_s": saved_at - trained_at,
+            "paced_wait_s": self._clock() - saved_at,
+            "publish_s": self._publish_s,  # of the step before
+            "cycle_s": self._step_s,
+            "batch_tokens": float(tokens),
+        }
+        self._settle(batch, metrics)
+        self._cycles.append((self._clock() - started, tokens))
+
+    def _settle(self, batch: TrainBatch, metrics: StepMetrics) -> None:
+        applied = Applied(step=batch.step, ids_hash=batch.ids_hash, trainer_epoch=self._epoch, metrics=metrics)
+        self._ask("applied", lambda: self._flow.applied(applied))
+        self._publish()
+
+    def _publish(self) -> None:
+        started = self._clock()
+        ref = self._trainer.publish()
+        self._ask("published", lambda: self._flow.published(ref, self._epoch))
+        if self._weights is not None:
+            collect(self._weights, ref.version - self._eta - 2)
+        self._publish_s = self._clock() - started
+        self._moved_at = self._clock()
+
+    def _ask(self, what: str, call: Callable[[], T]) -> T:
+        return patiently(
+            call, what=f"{what} of {self._name}", timing=self._timing, wait=self._stop_asked.wait, clock=self._clock
+        )
+
+    def _enter(self, phase: TrainerPhase) -> None:
+        self._phase = phase
+        self._moved_at = self._clock()
