@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -54,6 +54,13 @@ class HexApp(App[int], inherit_bindings=False):
     ENABLE_COMMAND_PALETTE = False
     TITLE = "hexctl"
     BINDINGS: ClassVar[list[BindingType]] = []
+    CSS = """
+    LinesPanel, RowList, CommandList {
+        scrollbar-color: $panel-lighten-2; scrollbar-color-hover: $primary; scrollbar-color-active: $primary;
+        scrollbar-background: $background; scrollbar-background-hover: $background; scrollbar-background-active: $background;
+    }
+    Toast { background: $panel; padding: 0 1; }
+    """
 
     def __init__(
         self,
@@ -87,7 +94,7 @@ class HexApp(App[int], inherit_bindings=False):
         self.no_color = self.no_color or not theme.colour
         self._main = MainScreen()
 
-    def get_default_screen(self) -> Screen[object]:
+    def get_default_screen(self) -> Screen[None]:
         """The main screen is under everything."""
         return self._main
 
@@ -111,20 +118,21 @@ class HexApp(App[int], inherit_bindings=False):
         self.redraw()
 
     def _surroundings(self) -> Context:
-        return Context(elapsed_s=max(0.0, self._clock() - self._received_at), utc_offset_s=self._utc_offset_s, ascii=self._ascii)
+        return Context(
+            elapsed_s=max(0.0, self._clock() - self._received_at), utc_offset_s=self._utc_offset_s, ascii=self._ascii
+        )
 
     def redraw(self) -> None:
         """Draw what is known now, with ages as they are now."""
         ctx, s = self._surroundings(), self._snapshot
         health = self.feed.health if self.feed is not None else None
-        answering = health is None or health.answering
         banner: tuple[Line, ...] = ()
         if s is None:
             if health is not None:
-                banner = (chrome.waiting_banner(health.silent_s, health.reason, self.run_name),)
+                banner = (chrome.waiting_banner(health, self.run_name),)
         elif health is not None:
-            banner = chrome.banner_lines(s, ctx.elapsed_s, answering, health.silent_s, health.reason, health.retry_s)
-        pen = self._pens[0 if answering else 1]
+            banner = chrome.banner_lines(s, ctx.elapsed_s, health)
+        pen = self._pens[0 if health is None or health.answering else 1]
         self._main.draw(Scene(snapshot=s, history=self._history, context=ctx, pen=pen, banner=banner))
 
     # what keys ask for
@@ -166,7 +174,9 @@ class HexApp(App[int], inherit_bindings=False):
         if not targets:
             self._say("no device is under the cursor", "warning")
             return
-        names = ", ".join(d.display for d in targets[:2]) + (f" and {len(targets) - 2} more" if len(targets) > 2 else "")
+        names = ", ".join(d.display for d in targets[:2]) + (
+            f" and {len(targets) - 2} more" if len(targets) > 2 else ""
+        )
 
         def chosen(role: str | None) -> None:
             wanted: dict[str, Role] = {"rollout": "rollout", "train": "train"}
@@ -192,7 +202,9 @@ class HexApp(App[int], inherit_bindings=False):
             self.push_screen(screen, lambda yes: self._send(ask) if yes else None)
 
     def _send(self, ask: Ask) -> None:
-        self.run_worker(self._deliver(ask.requests, ask.title.rstrip("?"), ask.undo), name="command", exit_on_error=True)
+        self.run_worker(
+            self._deliver(ask.requests, ask.title.rstrip("?"), ask.undo), name="command", exit_on_error=True
+        )
         self._main.clear_marks()
 
     async def _deliver(self, requests: Sequence[Request], words: str, undo: tuple[Request, ...] = ()) -> None:
@@ -218,7 +230,15 @@ class HexApp(App[int], inherit_bindings=False):
             self.feed.nudge()
 
     def _command(self, r: Request) -> Command:
-        return Command(name=r.name, key=self._make_key(), device=r.device, role=r.role, plan_rev=r.plan_rev, force=r.force, author=self._author)
+        return Command(
+            name=r.name,
+            key=self._make_key(),
+            device=r.device,
+            role=r.role,
+            plan_rev=r.plan_rev,
+            force=r.force,
+            author=self._author,
+        )
 
     def _take_back(self) -> None:
         if not self._undo:
@@ -245,7 +265,9 @@ class HexApp(App[int], inherit_bindings=False):
         self._read(title, lines, width)
 
     def _read(self, title: str, lines: tuple[Line, ...], width: int) -> None:
-        self.push_screen(InfoScreen(title, lambda _w, _h: lines, len(lines), self._pens[0], width=width, ascii=self._ascii))
+        self.push_screen(
+            InfoScreen(title, lambda _w, _h: lines, len(lines), self._pens[0], width=width, ascii=self._ascii)
+        )
 
     def _help(self) -> None:
         width = min(80, self.size.width - 4)
@@ -271,7 +293,7 @@ class HexApp(App[int], inherit_bindings=False):
     def _palette(self) -> None:
         open_ = self._snapshot is not None and self._snapshot.proposal is not None
         usable: list[Key] = [k for k in keys_at(MAIN) if works_in(k, self._main.view, proposal_open=open_)]
-        self.push_screen(Palette(self._main, palette_entries(usable, self._run_on_main)))
+        self.push_screen(Palette(palette_entries(usable, self._run_on_main)))
 
     def _run_on_main(self, action: str) -> None:
         self.call_later(self._main.run_action, action)
@@ -295,7 +317,9 @@ def run_tui(socket: Path, run_name: str, theme: str | None = None) -> int:
 
     chosen = choose_theme(theme, os.environ)
     if not (sys.stdin.isatty() and os.isatty(drawing_fileno())):
-        raise ConfigError("the dashboard needs a terminal", hint="hexctl status prints the same figures; --output json for programs")
+        raise ConfigError(
+            "the dashboard needs a terminal", hint="hexctl status prints the same figures; --output json for programs"
+        )
     try:
         author = getpass.getuser()
     except (KeyError, OSError):
@@ -304,17 +328,24 @@ def run_tui(socket: Path, run_name: str, theme: str | None = None) -> int:
     app = HexApp(
         client, run_name, chosen, ascii=wants_ascii(os.environ), utc_offset_s=time.localtime().tm_gmtoff, author=author
     )  # fmt: skip
-    return show_app(app, run_name)
+    return show_app(app, run_name, client.close)
 
 
-def show_app(app: HexApp, run_name: str) -> int:
-    """Run the application with the terminal guarded; says on stderr what goes on when it was left with `q`."""
+def show_app(app: HexApp, run_name: str, close: Callable[[], Awaitable[None]]) -> int:
+    """Run the application with the terminal guarded, then `close` its source; says on stderr what goes on when it was left."""
     guard = Guard(drawing_fileno())
 
     async def main() -> int | None:
         loop = asyncio.get_running_loop()
-        with guard.watching(lambda: loop.call_soon_threadsafe(app.exit, 0)):
-            return await app.run_async()
+
+        def leave() -> None:
+            loop.call_soon_threadsafe(app.exit, 0)
+
+        with guard.watching(leave):
+            try:
+                return await app.run_async()
+            finally:
+                await close()
 
     code = asyncio.run(main())
     if guard.received is not None:

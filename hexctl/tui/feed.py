@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from hexctl.tui.view.context import Health
 from planner.errors import HexError
-from planner.record import record
 from runtime.api.wire import Command, CommandResult, Snapshot
 
 WAIT_S = 2.0  # of one long-poll
@@ -25,16 +25,6 @@ class SnapshotSource(Protocol):
     async def command(self, command: Command) -> CommandResult:
         """Hand in a command; RefusedError when the daemon says no."""
         ...
-
-
-@record
-class Health:
-    """Whether the daemon answers. `silent_s` counts from its last answer (or from the start)."""
-
-    answering: bool
-    silent_s: float
-    reason: str = ""
-    retry_s: float | None = None  # from the last failed try to the next
 
 
 class Feed:

@@ -20,8 +20,8 @@ NOW_S = START_S + 761.0
 
 
 def device(index: int, **fields: object) -> DeviceRow:
-    """Device n<i>/gpu<j> of a small fleet, two a node; unnamed fields are unknown."""
-    node, slot = f"n{index // 2}", index % 2
+    """Device n<i>/gpu<j>, eight a node unless `display` says otherwise; unnamed fields are unknown."""
+    node, slot = f"n{index // 8}", index % 8
     row = DeviceRow(
         id=f"GPU-{index:04x}5173-9c2e-4f{index:02x}-a1b2-0123456789f5",
         display=f"{node}/gpu{slot}",
@@ -57,23 +57,104 @@ def small_fleet() -> tuple[DeviceRow, ...]:
     """Six devices of three kinds, one of each state worth showing."""
     gib = 2.0**30
     return (
-        device(0, kind="fast", role="train", replica="t0", version=212, digest="9f3c41", util_share=0.97,
-               memory_used_bytes=61 * gib, memory_total_bytes=80 * gib, power_w=640.0, temperature_c=71.0,
-               tokens_per_s=1790.0, predicted_tokens_per_s=1755.0, usd_per_h=2.0, usd_per_mtok=0.31, pid=4101, pinned="train"),
-        device(1, role="rollout", replica="r0", version=212, digest="9f3c41", util_share=0.74, memory_used_bytes=74 * gib,
-               memory_total_bytes=96 * gib, power_w=310.0, temperature_c=58.0, tokens_per_s=812.0,
-               predicted_tokens_per_s=820.0, usd_per_h=1.1, usd_per_mtok=0.42, running=24, slots=32, pid=4102),
-        device(2, role="rollout", status="draining", replica="r1", version=211, digest="7b10aa", util_share=0.31,
-               memory_used_bytes=74 * gib, memory_total_bytes=96 * gib, power_w=250.0, temperature_c=54.0,
-               tokens_per_s=240.0, usd_per_h=1.1, usd_per_mtok=0.44, running=5, slots=32, pid=4103),
-        device(3, kind="old", role="rollout", status="throttled", replica="r2", version=212, digest="9f3c41", util_share=0.99,
-               memory_used_bytes=18 * gib, memory_total_bytes=24 * gib, power_w=145.0, temperature_c=89.0, tokens_per_s=96.0,
-               predicted_tokens_per_s=123.0, usd_per_h=0.34, usd_per_mtok=0.97, running=6, slots=6, pid=4104, age_s=0.6,
-               note="thermal limit"),
-        device(4, kind="old", status="LOST", age_s=41.0, note="fallen off the bus"),
-        device(5, kind="old", status="cordoned", cordoned=True, util_share=0.01, memory_used_bytes=0.0,
-               memory_total_bytes=24 * gib, power_w=14.0, temperature_c=34.0, usd_per_h=0.34, age_s=0.5, note="by mia: fan noise"),
-    )  # fmt: skip
+        device(
+            0,
+            kind="fast",
+            role="train",
+            replica="t0",
+            version=212,
+            digest="9f3c41",
+            util_share=0.97,
+            memory_used_bytes=61 * gib,
+            memory_total_bytes=80 * gib,
+            power_w=640.0,
+            temperature_c=71.0,
+            tokens_per_s=1790.0,
+            predicted_tokens_per_s=1755.0,
+            usd_per_h=2.0,
+            usd_per_mtok=0.31,
+            pid=4101,
+            pinned="train",
+        ),
+        device(
+            1,
+            role="rollout",
+            replica="r0",
+            version=212,
+            digest="9f3c41",
+            util_share=0.74,
+            memory_used_bytes=74 * gib,
+            memory_total_bytes=96 * gib,
+            power_w=310.0,
+            temperature_c=58.0,
+            tokens_per_s=812.0,
+            predicted_tokens_per_s=820.0,
+            usd_per_h=1.1,
+            usd_per_mtok=0.42,
+            running=24,
+            slots=32,
+            pid=4102,
+        ),
+        device(
+            2,
+            role="rollout",
+            status="draining",
+            replica="r1",
+            version=211,
+            digest="7b10aa",
+            util_share=0.31,
+            memory_used_bytes=74 * gib,
+            memory_total_bytes=96 * gib,
+            power_w=250.0,
+            temperature_c=54.0,
+            tokens_per_s=240.0,
+            usd_per_h=1.1,
+            usd_per_mtok=0.44,
+            running=5,
+            slots=32,
+            pid=4103,
+        ),
+        device(
+            3,
+            display="n1/gpu0",
+            kind="old",
+            role="rollout",
+            status="throttled",
+            replica="r2",
+            version=212,
+            digest="9f3c41",
+            util_share=0.99,
+            memory_used_bytes=18 * gib,
+            memory_total_bytes=24 * gib,
+            power_w=145.0,
+            temperature_c=89.0,
+            tokens_per_s=96.0,
+            predicted_tokens_per_s=123.0,
+            usd_per_h=0.34,
+            usd_per_mtok=0.97,
+            running=6,
+            slots=6,
+            pid=4104,
+            age_s=0.6,
+            note="thermal limit",
+        ),
+        device(4, display="n1/gpu1", kind="old", status="LOST", age_s=41.0, note="fallen off the bus"),
+        device(
+            5,
+            display="n2/gpu0",
+            kind="old",
+            status="cordoned",
+            cordoned=True,
+            util_share=0.01,
+            memory_used_bytes=0.0,
+            memory_total_bytes=24 * gib,
+            power_w=14.0,
+            temperature_c=34.0,
+            usd_per_h=0.34,
+            age_s=0.5,
+            note="by mia: fan noise",
+        ),
+    )
 
 
 def plan_in_force(rows: tuple[DeviceRow, ...]) -> PlanView:
@@ -110,7 +191,15 @@ def proposal(rows: tuple[DeviceRow, ...]) -> Proposal:
         plan_in_force(rows),
         rev=7,
         placements=(
-            PlacementRow(role="train", kind="fast+wide", devices=(rows[0].id, rows[2].id), tp=1, pp=1, dp=2, rate_tokens_per_s=1850.0),
+            PlacementRow(
+                role="train",
+                kind="fast+wide",
+                devices=(rows[0].id, rows[2].id),
+                tp=1,
+                pp=1,
+                dp=2,
+                rate_tokens_per_s=1850.0,
+            ),
             PlacementRow(role="rollout", kind="wide", devices=(rows[1].id,), tp=1, pp=1, dp=1, rate_tokens_per_s=820.0),
         ),
         tokens_per_s=1838.0,
@@ -128,7 +217,7 @@ def proposal(rows: tuple[DeviceRow, ...]) -> Proposal:
         ),
         trigger="drift: response length",
         made_at_s=NOW_S - 18.0,
-    )  # fmt: skip
+    )
     return Proposal(plan=plan, expires_at_s=NOW_S + 42.0, gain_share=0.062)
 
 
@@ -157,15 +246,28 @@ def flow_view() -> FlowView:
         admission_wait_share=0.0,
         waits="trainer for data",
         samples_by_state={
-            "PENDING": 96, "LEASED": 35, "SUSPENDED": 4, "DONE": 536, "RESERVED": 256, "APPLIED": 54_272, "DEAD_LETTER": 3,
+            "PENDING": 96,
+            "LEASED": 35,
+            "SUSPENDED": 4,
+            "DONE": 536,
+            "RESERVED": 256,
+            "APPLIED": 54_272,
+            "DEAD_LETTER": 3,
         },
         steps_done=212,
         spans_two_versions_share=0.31,
         metrics={
-            "reward_mean": 0.83, "response_tokens_mean": 8.4, "truncated_share": 0.02, "kl_behaviour": 0.0031, "entropy": 0.41,
-            "grad_norm": 0.72, "clip_share": 0.041, "logprob_difference": 1.2e-6, "staleness_mean": 1.4,
+            "reward_mean": 0.83,
+            "response_tokens_mean": 8.4,
+            "truncated_share": 0.02,
+            "kl_behaviour": 0.0031,
+            "entropy": 0.41,
+            "grad_norm": 0.72,
+            "clip_share": 0.041,
+            "logprob_difference": 1.2e-6,
+            "staleness_mean": 1.4,
         },
-    )  # fmt: skip
+    )
 
 
 def series(points: int = 120) -> dict[str, tuple[float, ...]]:
@@ -173,10 +275,16 @@ def series(points: int = 120) -> dict[str, tuple[float, ...]]:
     wobble = [math.sin(i * 0.9) * 0.5 + math.sin(i * 0.37) * 0.5 for i in range(points)]
     s = [i / (points - 1) for i in range(points)]
     return {
-        "reward": tuple(0.06 + 0.8 / (1 + math.exp(-9 * (x - 0.45))) + 0.03 * w for x, w in zip(s, wobble, strict=True)),
+        "reward": tuple(
+            0.06 + 0.8 / (1 + math.exp(-9 * (x - 0.45))) + 0.03 * w for x, w in zip(s, wobble, strict=True)
+        ),
         "staleness_mean": tuple(1.4 + 0.5 * w - 1.2 * math.exp(-14 * x) for x, w in zip(s, wobble, strict=True)),
-        "queue_batches": tuple(max(0.0, 2.1 * (1 - math.exp(-10 * x)) + 0.35 * w) for x, w in zip(s, wobble, strict=True)),
-        "generated_tokens_per_s": tuple(1842 * (1 - 0.5 * math.exp(-12 * x)) + 45 * w for x, w in zip(s, wobble, strict=True)),
+        "queue_batches": tuple(
+            max(0.0, 2.1 * (1 - math.exp(-10 * x)) + 0.35 * w) for x, w in zip(s, wobble, strict=True)
+        ),
+        "generated_tokens_per_s": tuple(
+            1842 * (1 - 0.5 * math.exp(-12 * x)) + 45 * w for x, w in zip(s, wobble, strict=True)
+        ),
         "tokens_per_s": tuple(1790 * (1 - 0.7 * math.exp(-9 * x)) + 60 * w for x, w in zip(s, wobble, strict=True)),
         "usd_per_mtok": tuple(0.48 + 0.5 * math.exp(-8 * x) - 0.012 * w for x, w in zip(s, wobble, strict=True)),
     }
@@ -190,12 +298,12 @@ def event_rows() -> tuple[EventRow, ...]:
         (699, "info", "weights_published", "t0", "v12 published in 41 ms, hash 9a31"),
         (401, "info", "replica_started", "r2", "r2 serves v96 on n1/gpu0"),
         (212, "warning", "device_throttled", "n1/gpu0", "n1/gpu0 throttled: 89 °C, thermal limit"),
-        (180, "info", "device_cordoned", "n2/gpu1", "n2/gpu1 cordoned by mia: fan noise"),
+        (180, "info", "device_cordoned", "n2/gpu0", "n2/gpu0 cordoned by mia: fan noise"),
         (44, "error", "device_lost", "n1/gpu1", "n1/gpu1 lost (driver says: fallen off the bus)"),
         (43.6, "info", "samples_resumed", "r0", "4 samples resumed on r0 from 118 tokens"),
         (39, "info", "plan_adopted", "", "plan r6 in force: −9 % tok/s after the loss"),
         (18, "info", "plan_proposed", "", "plan r7 proposed: +6.2 % tok/s, switch 4.2 s, no token lost"),
-        (9, "info", "replica_draining", "r1", "r1 drains on n1/gpu0: 5 samples left"),
+        (9, "info", "replica_draining", "r1", "r1 drains on n0/gpu2: 5 samples left"),
     )
     return tuple(
         EventRow(seq=i + 1, at_s=NOW_S - ago, level=level, kind=kind, message=message, subject=subject)  # type: ignore[arg-type]
@@ -226,7 +334,9 @@ def sample_snapshot(seq: int = 1) -> Snapshot:
         devices=rows,
         plan=plan_in_force(rows),
         proposal=proposal(rows),
-        migration=MigrationView(running=("drain r1 on n1/gpu0 · 5 samples left",), waiting=("stop r1 · waits for the drain",)),
+        migration=MigrationView(
+            running=("drain r1 on n0/gpu2 · 5 samples left",), waiting=("stop r1 · waits for the drain",)
+        ),
         events=event_rows(),
         series=series(),
         resident_bytes=2.1 * 2**30,
@@ -241,11 +351,26 @@ def wide_snapshot(devices: int = 512, seq: int = 1) -> Snapshot:
         role = "train" if i % 4 == 0 else "rollout"
         rows.append(
             device(
-                i, role=role, kind=("fast", "wide", "old")[i % 3], replica=f"{role[0]}{i}", version=200 + seq % 5, digest="9f3c41",
-                util_share=wave, memory_used_bytes=wave * 80 * 2**30, memory_total_bytes=80 * 2.0**30, power_w=100 + 500 * wave,
-                temperature_c=30 + 50 * wave, tokens_per_s=900 * wave, predicted_tokens_per_s=600.0, usd_per_h=2.0,
-                usd_per_mtok=0.2 + wave, running=int(32 * wave), slots=32, pid=1000 + i, age_s=wave,
+                i,
+                role=role,
+                kind=("fast", "wide", "old")[i % 3],
+                replica=f"{role[0]}{i}",
+                version=200 + seq % 5,
+                digest="9f3c41",
+                util_share=wave,
+                memory_used_bytes=wave * 80 * 2**30,
+                memory_total_bytes=80 * 2.0**30,
+                power_w=100 + 500 * wave,
+                temperature_c=30 + 50 * wave,
+                tokens_per_s=900 * wave,
+                predicted_tokens_per_s=600.0,
+                usd_per_h=2.0,
+                usd_per_mtok=0.2 + wave,
+                running=int(32 * wave),
+                slots=32,
+                pid=1000 + i,
+                age_s=wave,
             )
-        )  # fmt: skip
+        )
     base = sample_snapshot(seq)
     return replace(base, at_s=NOW_S + seq * 0.5, devices=tuple(rows), proposal=None)

@@ -12,9 +12,7 @@ from typing import Any
 
 # Mouse off (all the modes Textual turns on), bracketed paste off, focus reports off, in-band resize off, kitty keys off,
 # line wrap on, cursor on, attributes off, normal screen.
-RESTORE = (
-    "\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?2004l\x1b[?1004l\x1b[?2048l\x1b[<u\x1b[?7h\x1b[?25h\x1b[0m\x1b[?1049l"
-)
+RESTORE = "\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?2004l\x1b[?1004l\x1b[?2048l\x1b[<u\x1b[?7h\x1b[?25h\x1b[0m\x1b[?1049l"
 GRACE_S = 2.0
 PLAIN_TERMS = ("linux", "dumb", "vt100", "vt220", "ansi")
 

@@ -15,7 +15,18 @@ from hexctl.tui.view.text import TONES, Tone
 from planner.record import record
 from runtime.errors import ConfigError
 
-CHROME = ("primary", "secondary", "accent", "foreground", "background", "surface", "panel", "warning", "error", "success")
+CHROME = (
+    "primary",
+    "secondary",
+    "accent",
+    "foreground",
+    "background",
+    "surface",
+    "panel",
+    "warning",
+    "error",
+    "success",
+)
 NO_COLOUR = "no-colour"
 DEFAULT = "dark"
 

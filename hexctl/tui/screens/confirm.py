@@ -26,7 +26,9 @@ class ConfirmScreen(Dialog[bool], inherit_bindings=False):
 
     def __init__(self, ask: Ask, pen: Pen, *, width: int, ascii: bool) -> None:
         wide = min(width - 4, max(56, *(width_of(x) + 4 for x in ask.impact), len(ask.title) + 6))
-        super().__init__(ask.title, lambda _w, _h: ask.impact, len(ask.impact), pen, width=wide, ascii=ascii, danger=ask.level == 2)
+        super().__init__(
+            ask.title, lambda _w, _h: ask.impact, len(ask.impact), pen, width=wide, ascii=ascii, danger=ask.level == 2
+        )
         self._ask = ask
         self._on_cancel = True
         self._typed = ""

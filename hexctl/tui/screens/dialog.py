@@ -27,7 +27,9 @@ class Dialog(ModalScreen[T], inherit_bindings=False):
     Dialog LinesPanel { height: auto; }
     """
 
-    def __init__(self, title: str, build: Builder, rows: int, pen: Pen, *, width: int, ascii: bool, danger: bool = False) -> None:
+    def __init__(
+        self, title: str, build: Builder, rows: int, pen: Pen, *, width: int, ascii: bool, danger: bool = False
+    ) -> None:
         super().__init__(classes="-ascii" if ascii else "")
         self._title, self._build, self._rows, self._pen = clean(title), build, rows, pen
         self._width, self._danger = width, danger

@@ -91,7 +91,11 @@ class MainScreen(Screen[None], inherit_bindings=False):
             yield LinesPanel(id="flow")
             yield LinesPanel(id="plan")
             yield EventList(id="events")
-        yield Input(id="filter", placeholder="filter: every word must match, !word must not; Enter keeps, Esc clears", disabled=True)
+        yield Input(
+            id="filter",
+            placeholder="filter: every word must match, !word must not; Enter keeps, Esc clears",
+            disabled=True,
+        )
         yield LinesBar(id="why")
         yield LinesBar(id="footer")
 
@@ -124,7 +128,9 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.query_one("#banner", LinesBar).show(scene.banner, scene.pen)
         if scene.snapshot is None:
             self.query_one("#tabs", TabBar).show(chrome.tabs(None), self.view, (), scene.pen)
-            self.query_one("#footer", LinesBar).show([chrome.footer_line(footer_keys(self.view, proposal_open=False), self.size.width)], scene.pen)
+            self.query_one("#footer", LinesBar).show(
+                [chrome.footer_line(footer_keys(self.view, proposal_open=False), self.size.width)], scene.pen
+            )
             return
         self._draw_bars(scene, scene.snapshot)
         if not self._small:
@@ -136,7 +142,12 @@ class MainScreen(Screen[None], inherit_bindings=False):
         header = self.query_one("#header", LinesBar)
         if self._small:
             hint = line(Span(f"{LEAST_WIDTH}x24 or more shows the dashboard", "dim"))
-            header.show([summary_line(s, width, scene.context), why_line(s, width, scene.context), hint][: max(1, self.size.height)], pen)
+            header.show(
+                [summary_line(s, width, scene.context), why_line(s, width, scene.context), hint][
+                    : max(1, self.size.height)
+                ],
+                pen,
+            )
             return
         lines = header_lines(s, width, scene.context)
         header.show(lines[:1] if self._maximised else lines, pen)
@@ -175,7 +186,11 @@ class MainScreen(Screen[None], inherit_bindings=False):
         listed = self.query_one(f"#{self.view}")
         visible = listed.visible_rows if isinstance(listed, RowList) else None
         marked = len(self.marked) if self.view == "fleet" else 0
-        sort = next((c.title for c in self.query_one(FleetTable).columns if c.id == self.sort_by), "") if self.view == "fleet" else ""
+        sort = (
+            next((c.title for c in self.query_one(FleetTable).columns if c.id == self.sort_by), "")
+            if self.view == "fleet"
+            else ""
+        )
         note = chrome.tabs_note(words=words, marked=marked, sort=sort, visible=visible)
         self.query_one("#tabs", TabBar).show(chrome.tabs(s), self.view, note, scene.pen)
 
@@ -189,7 +204,9 @@ class MainScreen(Screen[None], inherit_bindings=False):
 
     @property
     def _proposal_open(self) -> bool:
-        return self._scene is not None and self._scene.snapshot is not None and self._scene.snapshot.proposal is not None
+        return (
+            self._scene is not None and self._scene.snapshot is not None and self._scene.snapshot.proposal is not None
+        )
 
     @property
     def _body(self) -> RowList | LinesPanel:

@@ -19,7 +19,9 @@ class PinScreen(Dialog[str | None], inherit_bindings=False):
 
     def __init__(self, names: str, pen: Pen, *, ascii: bool) -> None:
         lines = tuple(line(Span(k.shown, "key"), Span(f"  {k.description}")) for k in keys_at(("pin",)))
-        super().__init__(f"Pin {names}", lambda _w, _h: lines, len(lines), pen, width=max(36, len(names) + 12), ascii=ascii)
+        super().__init__(
+            f"Pin {names}", lambda _w, _h: lines, len(lines), pen, width=max(36, len(names) + 12), ascii=ascii
+        )
 
     def action_choose(self, role: str) -> None:
         """One of the registry's choices."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from runtime.api.wire import Snapshot
-
 from hexctl.tui.keys import LEVEL_WORDS, SECTIONS, Key, keys_at
 from hexctl.tui.view import numbers as n
+from hexctl.tui.view.context import Health
 from hexctl.tui.view.header import Group, fit
-from hexctl.tui.view.text import Line, Span, clean, clip, line, pad
+from hexctl.tui.view.text import Line, Span, Tone, clean, clip, line, pad
+from runtime.api.wire import Snapshot
 
 STUCK_AFTER_S = 6.0
 
@@ -17,35 +17,48 @@ def footer_line(keys: Sequence[Key], width: int) -> Line:
     groups = []
     for i, key in enumerate(keys):
         keep = 100 if key.id in ("help", "quit") else 50 - i
-        full = line(Span(key.shown.split(" ")[0], "key"), Span(f" {key.description}", "dim"))
-        short = line(Span(key.shown.split(" ")[0], "key"), Span(f" {key.description.split(' ')[0]}", "dim"))
-        groups.append(Group(keep=keep, ways=(full, short) if key.id in ("help", "quit") else (full, ())))
+        said = line(Span(key.shown.split(" ")[0], "key"), Span(f" {key.brief}", "dim"))
+        groups.append(Group(keep=keep, ways=(said,) if keep == 100 else (said, ())))
     return (Span(" "), *fit(groups, width - 2, gap=2))
 
 
-def silence_banner(silent_s: float, reason: str, retry_s: float | None, run_id: str) -> Line:
+def silence_banner(health: Health, run_id: str) -> Line:
     """The daemon does not answer."""
-    retry = f" · next try within {n.age(retry_s)}" if retry_s else ""
-    told = f" ({clean(reason)})" if reason else ""
-    return line(Span(f" daemon not answering {n.age(silent_s)}{told} · last values greyed · run {clean(run_id)} goes on{retry} ", "banner"))
+    retry = f" · next try within {n.age(health.retry_s)}" if health.retry_s else ""
+    told = f" ({clean(health.reason)})" if health.reason else ""
+    return line(
+        Span(
+            f" daemon not answering {n.age(health.silent_s)}{told} · last values greyed · run {clean(run_id)} goes on{retry} ",
+            "banner",
+        )
+    )
 
 
-def waiting_banner(silent_s: float, reason: str, run_id: str) -> Line:
+def waiting_banner(health: Health, run_id: str) -> Line:
     """Nothing has been seen yet."""
-    told = f" ({clean(reason)})" if reason else ""
-    return line(Span(f" waiting for the daemon of {clean(run_id)}, {n.age(silent_s)}{told} ", "banner"))
+    told = f" ({clean(health.reason)})" if health.reason else ""
+    return line(Span(f" waiting for the daemon of {clean(run_id)}, {n.age(health.silent_s)}{told} ", "banner"))
 
 
-def banner_lines(s: Snapshot, elapsed_s: float, answering: bool, silent_s: float, reason: str, retry_s: float | None) -> tuple[Line, ...]:
+def banner_lines(s: Snapshot, elapsed_s: float, health: Health) -> tuple[Line, ...]:
     """What stands above the views when not all is well; usually nothing."""
     out: list[Line] = []
-    if s.run.state in ("finished", "failed") or (s.run.state == "stopping" and not answering):
+    if s.run.state in ("finished", "failed") or (s.run.state == "stopping" and not health.answering):
         word = "has failed" if s.run.state == "failed" else "has ended"
-        out.append(line(Span(f" run {clean(s.run.id)} {word} · its folder is {clean(s.run.folder)} · q leaves ", "banner")))
-    elif not answering:
-        out.append(silence_banner(silent_s, reason, retry_s, s.run.id))
+        out.append(
+            line(Span(f" run {clean(s.run.id)} {word} · its folder is {clean(s.run.folder)} · q leaves ", "banner"))
+        )
+    elif not health.answering:
+        out.append(silence_banner(health, s.run.id))
     elif elapsed_s > STUCK_AFTER_S:
-        out.append(line(Span(f" no new snapshot for {n.age(elapsed_s)}: the daemon answers, its control loop is late · the run goes on ", "banner")))
+        out.append(
+            line(
+                Span(
+                    f" no new snapshot for {n.age(elapsed_s)}: the daemon answers, its control loop is late · the run goes on ",
+                    "banner",
+                )
+            )
+        )
     if s.infeasible:
         out.append(line(Span(" no plan is possible: ", "fault"), Span(clean(s.infeasible), "warn")))
     if s.problems:
@@ -79,19 +92,22 @@ def help_lines(width: int) -> tuple[Line, ...]:
     blocks: list[Line] = []
     for where, title in SECTIONS:
         blocks += [line(Span(title, "label")), *(_help_line(k) for k in keys_at((where,))), ()]
-    blocks += [
-        line(Span("Words of the fleet", "label")),
-        *(clip(line(Span(f"{glyph} ", tone), *pad(line(Span(word, tone)), 12), Span(told, "dim")), width) for glyph, word, tone, told in _WORDS),
-    ]  # fmt: skip
+    blocks.append(line(Span("Words of the fleet", "label")))
+    for glyph, word, tone, told in _WORDS:
+        blocks.append(line(Span(f"{glyph} ", tone), *pad(line(Span(word, tone)), 12), Span(told, "dim")))
     return tuple(clip(x, width) for x in blocks)
 
 
 def _help_line(k: Key) -> Line:
     level = LEVEL_WORDS[k.level]
-    return line(*pad(line(Span(k.shown, "key")), 12), *pad(line(Span(k.description)), 42), Span(level, "warn" if k.level else "dim"))
+    return line(
+        *pad(line(Span(k.shown, "key")), 12),
+        *pad(line(Span(k.description)), 42),
+        Span(level, "warn" if k.level else "dim"),
+    )
 
 
-_WORDS = (
+_WORDS: tuple[tuple[str, str, Tone, str], ...] = (
     ("✕", "LOST", "fault", "the driver or the node says that it is gone"),
     ("▼", "HUNG", "fault", "it is there and does not get on"),
     ("◇", "STALE", "warn", "no fresh data; not known to be dead"),

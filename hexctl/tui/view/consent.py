@@ -6,12 +6,11 @@ L0 acts at once and says how to undo it; L1 asks, with the impact and Cancel foc
 from collections.abc import Sequence
 from typing import Literal
 
-from planner.record import record
-from runtime.api.wire import CommandName, DeviceRow, Snapshot
-
 from hexctl.tui.view import numbers as n
 from hexctl.tui.view.plan import changes
 from hexctl.tui.view.text import Line, Span, clean, line
+from planner.record import record
+from runtime.api.wire import CommandName, DeviceRow, Snapshot
 
 Level = Literal[0, 1, 2]
 Role = Literal["train", "rollout", "idle"]
@@ -54,7 +53,9 @@ def _names(devices: Sequence[DeviceRow]) -> str:
 
 
 def _serving(s: Snapshot) -> list[DeviceRow]:
-    return [d for d in s.devices if d.role == "rollout" and not d.cordoned and d.status not in ("LOST", "HUNG", "cordoned")]
+    return [
+        d for d in s.devices if d.role == "rollout" and not d.cordoned and d.status not in ("LOST", "HUNG", "cordoned")
+    ]
 
 
 def _training(s: Snapshot) -> list[DeviceRow]:
@@ -114,9 +115,19 @@ def _impact(s: Snapshot, targets: Sequence[DeviceRow]) -> tuple[Line, ...]:
         name = clean(d.replica or "")
         if d.role == "rollout" and name:
             count = "its samples" if d.running is None else f"{d.running} sample{'' if d.running == 1 else 's'}"
-            out.append(line(Span(name, "strong"), Span(f" serves {count} on {clean(d.display)}; they go on elsewhere from their tokens")))
+            out.append(
+                line(
+                    Span(name, "strong"),
+                    Span(f" serves {count} on {clean(d.display)}; they go on elsewhere from their tokens"),
+                )
+            )
         elif d.role == "train":
-            out.append(line(Span(name or "the trainer", "strong"), Span(f" trains on {clean(d.display)}: it moves at the next step, through its checkpoint")))
+            out.append(
+                line(
+                    Span(name or "the trainer", "strong"),
+                    Span(f" trains on {clean(d.display)}: it moves at the next step, through its checkpoint"),
+                )
+            )
         else:
             out.append(line(Span(clean(d.display), "strong"), Span(" holds no replica")))
     if len(targets) > 4:
@@ -124,7 +135,13 @@ def _impact(s: Snapshot, targets: Sequence[DeviceRow]) -> tuple[Line, ...]:
     total = sum(d.tokens_per_s or 0.0 for d in s.devices if d.role == "rollout")
     gone = sum(d.tokens_per_s or 0.0 for d in targets if d.role == "rollout")
     if total > 0 and gone > 0:
-        out.append(line(Span("generation ", "dim"), Span(n.signed_percent(-gone / total), "warn"), Span(" until the fleet is re-planned", "dim")))
+        out.append(
+            line(
+                Span("generation ", "dim"),
+                Span(n.signed_percent(-gone / total), "warn"),
+                Span(" until the fleet is re-planned", "dim"),
+            )
+        )
     return tuple(out)
 
 
@@ -135,18 +152,25 @@ def _undo(name: CommandName, targets: Sequence[DeviceRow]) -> tuple[Request, ...
         return tuple(Request(name="cordon", device=d.id) for d in targets)
     out = []
     for d in targets:  # pin and unpin: back to what each device had before
-        before: Role | None = next((r for r in ("train", "rollout", "idle") if r == d.pinned), None)  # type: ignore[misc]
+        before: Role | None = next((r for r in ("train", "rollout", "idle") if r == d.pinned), None)
         out.append(Request(name="pin", device=d.id, role=before) if before else Request(name="unpin", device=d.id))
     return tuple(out)
 
 
 def _replan(s: Snapshot) -> Ask:
-    told = "The new plan waits for approval." if s.run.consent == "ask" else "The new plan is put in force at once: replicas may move."
+    told = (
+        "The new plan waits for approval."
+        if s.run.consent == "ask"
+        else "The new plan is put in force at once: replicas may move."
+    )
     return Ask(
         level=1,
         title="Plan again now?",
         verb="Re-plan",
-        impact=(line(Span("The planner runs on the fleet as it is now; the run goes on meanwhile.")), line(Span(told, "warn"))),
+        impact=(
+            line(Span("The planner runs on the fleet as it is now; the run goes on meanwhile.")),
+            line(Span(told, "warn")),
+        ),
         requests=(Request(name="replan"),),
     )
 

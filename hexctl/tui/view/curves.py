@@ -7,8 +7,11 @@ from hexctl.tui.view.glyphs import EIGHTHS_RIGHT, EIGHTHS_UP
 from hexctl.tui.view.text import Line, Span, Tone
 
 
-def bar(share: float | None, cells: int, tone: Tone = "load") -> Line:
-    """A horizontal bar of `cells` cells filled to `share` of 1; unknown is an empty bar of spaces."""
+def bar(share: float | None, cells: int, tone: Tone | None = None) -> Line:
+    """A horizontal bar of `cells` cells filled to `share` of 1; unknown is an empty bar of spaces.
+
+    Without a tone of its own the fill tells little, some and much load apart.
+    """
     if share is None or not math.isfinite(share):
         return (Span(" " * cells),)
     eighths = round(min(1.0, max(0.0, share)) * cells * 8)
@@ -16,7 +19,8 @@ def bar(share: float | None, cells: int, tone: Tone = "load") -> Line:
         eighths = 1
     full, part = divmod(eighths, 8)
     fill = "█" * full + (EIGHTHS_RIGHT[part] if part else "")
-    return (Span(fill, tone), Span(" " * (cells - len(fill))))
+    load: Tone = "load_1" if share < 0.5 else "load_2" if share < 0.9 else "load_3"
+    return (Span(fill, tone or load), Span(" " * (cells - len(fill))))
 
 
 def resample(values: Sequence[float], points: int) -> list[float]:
@@ -41,18 +45,22 @@ def spark(values: Sequence[float], cells: int, low: float | None = None, high: f
 
 
 def chart(
-    values: Sequence[float], cells: int, rows: int, low: float | None = None, high: float | None = None
-) -> tuple[list[str], float, float]:
-    """A filled curve, `rows` text rows from the top down, and the range (bottom, top) it was drawn in."""
+    values: Sequence[float], cells: int, rows: int, *, low: float | None, high: float | None, tones: Sequence[Tone]
+) -> tuple[list[Line], float, float]:
+    """A filled curve, `rows` lines from the top down, and the range (bottom, top) it was drawn in.
+
+    `tones`: of the rows, from the top down; equal stretches of rows share one.
+    """
     points = resample(values, cells)
     if not points:
-        return [" " * cells] * rows, low or 0.0, high or 0.0
+        return [(Span(" " * cells),)] * rows, low or 0.0, high or 0.0
     bottom, top = _range(points, low, high)
     heights = [_level(v, bottom, top, rows * 8) for v in points]
-    out = []
+    out: list[Line] = []
     for row in range(rows):
         base = (rows - 1 - row) * 8
-        out.append("".join(EIGHTHS_UP[min(8, max(0, h - base))] for h in heights).rjust(cells))
+        text = "".join(EIGHTHS_UP[min(8, max(0, h - base))] for h in heights)
+        out.append((Span(text.rjust(cells), tones[row * len(tones) // rows]),))
     return out, bottom, top
 
 

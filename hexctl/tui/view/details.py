@@ -1,13 +1,12 @@
 """Everything known of one device or one event, for the dialog behind Enter."""
 
-from runtime.api.wire import DeviceRow, Snapshot
-
 from hexctl.tui.view import numbers as n
 from hexctl.tui.view.context import Context
 from hexctl.tui.view.events import event_line
 from hexctl.tui.view.fleet import badge_of
 from hexctl.tui.view.plan import part_of
 from hexctl.tui.view.text import Line, Span, clean, line, pad, wrap
+from runtime.api.wire import DeviceRow, Snapshot
 
 
 def _pair(name: str, value: str) -> Line:
@@ -66,7 +65,9 @@ def event_details(s: Snapshot, seq: int, ctx: Context, width: int) -> tuple[str,
     """Title and lines for one event."""
     e = next((x for x in s.events if x.seq == seq), None)
     if e is None:
-        return f"event {seq}", (line(Span("This event has left the window of the newest 200; hexctl events has it.", "dim")),)
+        return f"event {seq}", (
+            line(Span("This event has left the window of the newest 200; hexctl events has it.", "dim")),
+        )
     told = event_line(e, s, ctx)
     out = [_pair("time", f"{told.time} ({n.age(told.age_s)} ago)"), _pair("level", told.level), _pair("kind", told.kind),
            _pair("about", told.subject or n.NA), (), *wrap(told.message, width)]  # fmt: skip

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from planner.record import record
-from runtime.api.wire import EventRow, Snapshot
-
 from hexctl.tui.view import numbers as n
 from hexctl.tui.view.context import Context
 from hexctl.tui.view.fleet import matches
 from hexctl.tui.view.text import Line, Span, Tone, clean, clip, line, pad
+from planner.record import record
+from runtime.api.wire import EventRow, Snapshot
 
 LEVELS: dict[str, tuple[str, Tone]] = {"info": ("·", "dim"), "warning": ("▲", "warn"), "error": ("✕", "fault")}
 IMPORTANT_FOR_S = 60.0  # a warning or error leads the why line for this long
@@ -59,7 +58,7 @@ def event_spans(e: EventLine, width: int, *, cursor: bool = False, kind_too: boo
 def why_line(s: Snapshot, width: int, ctx: Context) -> Line:
     """What happened last that matters, and what follows from it: the newest warning or error of the last minute leads,
     else the newest event; then what came after it."""
-    head = line(Span("─ ", "faint"), Span("why", "label"), Span(" ─ ", "faint"))
+    head = line(Span(" why", "label"), Span(" ─ ", "faint"))
     parts: list[Span] = []
     if s.migration.blocked:
         parts += [Span("blocked: ", "fault"), Span(clean(s.migration.blocked), "warn"), Span(" · ", "faint")]

@@ -5,14 +5,13 @@ from typing import NamedTuple
 
 from rich.cells import cell_len
 
-from planner.record import record
-from runtime.api.wire import DeviceRow, Snapshot
-
 from hexctl.tui.view import numbers as n
 from hexctl.tui.view.context import Context
 from hexctl.tui.view.curves import bar, spark
 from hexctl.tui.view.history import History
 from hexctl.tui.view.text import Align, Line, Span, Tone, clean, line, pad, plain
+from planner.record import record
+from runtime.api.wire import DeviceRow, Snapshot
 
 STALE_AFTER_S = 10.0  # a row whose data is older than this is drawn as outdated
 
@@ -177,8 +176,10 @@ def _rate(r: FleetRow, width: int) -> Line:
     head = Span(text.rjust(7), "faint" if text == n.NA else "strong")
     if width < 12:
         return line(head)
-    curve = spark(r.recent, width - 8, low=0.0) if len(r.recent) > 1 and r.tokens_per_s is not None else " " * (width - 8)
-    return line(head, Span(" "), Span(curve, "curve"))
+    curve = (
+        spark(r.recent, width - 8, low=0.0) if len(r.recent) > 1 and r.tokens_per_s is not None else " " * (width - 8)
+    )
+    return line(head, Span(" "), Span(curve, "spark"))
 
 
 def _against(r: FleetRow, _: int) -> Line:
@@ -293,7 +294,11 @@ def row_line(r: FleetRow, columns: Sequence[Column], width: int, *, cursor: bool
 
 def arrange(rows: Sequence[FleetRow], words: str, sort: str | None, descending: bool) -> tuple[FleetRow, ...]:
     """Rows that hold every word of `words` (`!word`: that do not hold it), sorted by the column `sort`; unknown values last."""
-    kept = [r for r in rows if matches(words, f"{r.display} {r.kind} {r.badge.word} {r.role} {r.replica} {r.node} {r.note} {r.id}")]
+    kept = [
+        r
+        for r in rows
+        if matches(words, f"{r.display} {r.kind} {r.badge.word} {r.role} {r.replica} {r.node} {r.note} {r.id}")
+    ]
     if sort is None:
         return tuple(kept)
     value = next(c.value for c in _columns(Widths()) if c.id == sort)

@@ -1,13 +1,13 @@
 """The flow view: curves, the token identity, the ledger's states, what was wasted and why."""
 
 from collections.abc import Sequence
-
-from runtime.api.wire import FlowView, Snapshot
+from typing import Literal
 
 from hexctl.tui.view import numbers as n
 from hexctl.tui.view.context import Context
 from hexctl.tui.view.curves import bar, chart
-from hexctl.tui.view.text import Line, Span, Tone, beside, clean, line, pad, rule, width_of
+from hexctl.tui.view.text import Line, Span, Tone, beside, clean, clip, line, pad, rule, width_of
+from runtime.api.wire import FlowView, Snapshot
 
 AXIS = 7  # cells of a chart's axis
 # Life of a sample, in order; states that a daemon adds later come after these.
@@ -23,19 +23,26 @@ METRIC_NAMES = {
 }
 
 
+_TONES: dict[str, tuple[Tone, Tone, Tone]] = {
+    "curve": ("curve", "curve_mid", "curve_low"),
+    "curve_2": ("curve_2", "curve_2_mid", "curve_2_low"),
+    "curve_3": ("curve_3", "curve_3_mid", "curve_3_low"),
+}
+
+
 def curve(
     title: str, values: Sequence[float], now: str, width: int, rows: int, *, low: float | None = 0.0, high: float | None = None,
-    tone: Tone = "curve", decimals: int = 2, note: str = "",
+    tone: Literal["curve", "curve_2", "curve_3"] = "curve", decimals: int = 2, note: str = "",
 ) -> tuple[Line, ...]:  # fmt: skip
     """A titled chart, `rows` + 1 lines high. The newest value stands in the title; no values, one line that says so."""
     head_note = line(Span(note + "  " if note else "", "dim"), Span(now, "strong"))
     out = [rule(title, width, head_note)]
     if len(values) < 2:
         return (*out, line(Span("  no points yet", "faint")), *([()] * (rows - 1)))
-    drawn, bottom, top = chart(values, width - AXIS, rows, low, high)
-    for i, text in enumerate(drawn):
+    drawn, bottom, top = chart(values, width - AXIS, rows, low=low, high=high, tones=_TONES[tone])
+    for i, row in enumerate(drawn):
         mark = n.grouped(top, decimals) if i == 0 else n.grouped(bottom, decimals) if i == rows - 1 else ""
-        out.append(line(Span(mark.rjust(AXIS - 1) + " ", "dim"), Span(text, tone)))
+        out.append(line(Span(mark.rjust(AXIS - 1) + " ", "dim"), *row))
     return tuple(out)
 
 
@@ -65,7 +72,7 @@ def flow_lines(s: Snapshot, width: int, height: int, ctx: Context) -> tuple[Line
 
 def _reward(s: Snapshot, width: int, rows: int) -> tuple[Line, ...]:
     assert s.flow is not None
-    return curve("reward", s.series.get("reward", ()), n.grouped(s.flow.reward_mean, 3), width, rows, high=1.0, tone="good",
+    return curve("reward", s.series.get("reward", ()), n.grouped(s.flow.reward_mean, 3), width, rows, high=1.0, tone="curve_3",
                  note=f"{s.flow.steps_done:,} steps")  # fmt: skip
 
 
@@ -106,13 +113,19 @@ def _identity(f: FlowView, width: int) -> tuple[Line, ...]:
         spans += [Span(" + " if i else " ", "dim"), Span(f"{count:,}", tone), Span(f" {name}", "dim")]
     sums = tuple(spans)
     shown = sums if width_of(sums) <= width else _short_identity(f, parts)
+    shown = clip(shown, width)
     spanning = n.percent(f.spans_two_versions_share)
-    notes = line(Span("redone ", "dim"), Span(f"{f.redone_tokens:,}"), Span("   samples over two versions ", "dim"), Span(spanning))
+    notes = line(
+        Span("redone ", "dim"),
+        Span(f"{f.redone_tokens:,}"),
+        Span("   samples over two versions ", "dim"),
+        Span(spanning),
+    )
     return (rule("tokens", width, (verdict,)), shown, notes)
 
 
 def _short_identity(f: FlowView, parts: Sequence[tuple[str, int, Tone]]) -> Line:
-    spans: list[Span] = [Span(n.compact(f.generated_tokens), "strong"), Span(" generated =", "dim")]
+    spans: list[Span] = [Span(n.compact(f.generated_tokens), "strong"), Span(" made =", "dim")]
     for i, (name, count, tone) in enumerate(parts):
         spans += [Span(" + " if i else " ", "dim"), Span(n.compact(count), tone), Span(f" {name}", "dim")]
     return tuple(spans)
@@ -134,7 +147,7 @@ def _table(rows: Sequence[tuple[str, int, Tone]], width: int) -> tuple[Line, ...
 def _ledger(f: FlowView, width: int) -> tuple[Line, ...]:
     order = [*LEDGER_ORDER, *sorted(set(f.samples_by_state) - set(LEDGER_ORDER))]
     tones: dict[str, Tone] = {"APPLIED": "train", "LEASED": "rollout", "SUSPENDED": "warn", "DEAD_LETTER": "fault"}
-    rows = [(k, f.samples_by_state[k], tones.get(k, "load")) for k in order if k in f.samples_by_state]
+    rows = [(k, f.samples_by_state[k], tones.get(k, "load_2")) for k in order if k in f.samples_by_state]
     body = _table(rows, width) or (line(Span("no samples yet", "faint")),)
     return (rule("samples in the ledger", width), *body)
 
@@ -143,7 +156,9 @@ def _wasted(f: FlowView, width: int) -> tuple[Line, ...]:
     total = sum(f.wasted_tokens.values())
     share = total / f.generated_tokens if f.generated_tokens else None
     note = line(Span(n.percent(share), "strong"), Span(" of generated", "dim"))
-    reasons: list[tuple[str, int, Tone]] = [(k, v, "fault") for k, v in sorted(f.wasted_tokens.items(), key=lambda x: -x[1]) if v]
+    reasons: list[tuple[str, int, Tone]] = [
+        (k, v, "fault") for k, v in sorted(f.wasted_tokens.items(), key=lambda x: -x[1]) if v
+    ]
     return (rule("tokens wasted, by reason", width, note), *(_table(reasons, width) or (line(Span("none", "dim")),)))
 
 
@@ -157,7 +172,9 @@ def _metrics(f: FlowView, width: int) -> tuple[Line, ...]:
     for name in sorted(f.metrics):
         label = METRIC_NAMES.get(name, clean(name).replace("_", " "))
         figure = n.figure(f.metrics[name])
-        cells.append((*pad(line(Span(label, "dim")), each - 13), *pad(line(Span(figure, "strong")), 10, "right"), Span("   ")))
+        cells.append(
+            (*pad(line(Span(label, "dim")), each - 13), *pad(line(Span(figure, "strong")), 10, "right"), Span("   "))
+        )
     if each == width:
         return (head, *cells)
     half = (len(cells) + 1) // 2

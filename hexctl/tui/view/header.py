@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from planner.record import record
-from runtime.api.wire import FlowView, Snapshot
-
 from hexctl.tui.view import numbers as n
 from hexctl.tui.view.context import Context
 from hexctl.tui.view.curves import spark
 from hexctl.tui.view.text import Line, Span, Tone, clean, clip, line, width_of
+from planner.record import record
+from runtime.api.wire import FlowView, Snapshot
 
 STATES: dict[str, tuple[str, Tone]] = {
     "starting": ("◌", "accent"),
@@ -115,7 +114,11 @@ def _plan(s: Snapshot) -> tuple[Line, ...]:
 
 def _figures(s: Snapshot, width: int, ctx: Context) -> tuple[Line, Line]:
     if s.flow is None:
-        words = "the data flow has not answered yet" if s.flow_age_s is None else f"the data flow last answered {n.age(s.flow_age_s)} ago"
+        words = (
+            "the data flow has not answered yet"
+            if s.flow_age_s is None
+            else f"the data flow last answered {n.age(s.flow_age_s)} ago"
+        )
         return line(Span(f" {words}", "dim")), ()
     f = s.flow
     old = (s.flow_age_s or 0.0) + ctx.elapsed_s
@@ -131,7 +134,11 @@ def _figures(s: Snapshot, width: int, ctx: Context) -> tuple[Line, Line]:
         Group(keep=3, ways=(_waste(f), ())),
         Group(keep=7, ways=(_weights(s), _weights(s)[:1])),
     ]
-    first, second = ([waits, stale, queue], [rates, cost, reward, *rest]) if wide else ([waits, stale, cost], [rates, reward, queue, *rest])
+    first, second = (
+        ([waits, stale, queue], [rates, cost, reward, *rest])
+        if wide
+        else ([waits, stale, cost], [rates, reward, queue, *rest])
+    )
     if age is not None:
         first.insert(0, age)
     gap = 4 if width >= 130 else 3 if wide else 2
@@ -185,7 +192,9 @@ def _cost(s: Snapshot, *, spark_too: bool) -> Line:
     label = Span("COST ", "label")
     if f.usd_per_h is None and f.usd_per_mtok is None:
         return line(label, Span(n.NA, "faint"), Span(" no price", "faint"))
-    head = line(label, Span(n.dollars_per(f.usd_per_h, "h")), Span(" "), Span(n.dollars_per(f.usd_per_mtok, "Mtok"), "strong"))
+    head = line(
+        label, Span(n.dollars_per(f.usd_per_h, "h")), Span(" "), Span(n.dollars_per(f.usd_per_mtok, "Mtok"), "strong")
+    )
     return line(*head, *_spark(s, "usd_per_mtok")) if spark_too else head
 
 
@@ -198,7 +207,7 @@ def _reward(s: Snapshot, *, spark_too: bool) -> Line:
 
 def _spark(s: Snapshot, name: str, low: float | None = None) -> Line:
     values = s.series.get(name, ())
-    return line(Span(" "), Span(spark(values, SPARK, low=low), "curve")) if len(values) > 1 else ()
+    return line(Span(" "), Span(spark(values, SPARK, low=low), "spark")) if len(values) > 1 else ()
 
 
 def _waste(f: FlowView) -> Line:

@@ -24,7 +24,13 @@ def compact(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return NA
     size, sign = abs(value), MINUS if value < 0 else ""
-    for limit, divisor, suffix in ((1e3, 1.0, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M"), (1e12, 1e9, "G"), (math.inf, 1e12, "T")):
+    for limit, divisor, suffix in (
+        (1e3, 1.0, ""),
+        (1e6, 1e3, "k"),
+        (1e9, 1e6, "M"),
+        (1e12, 1e9, "G"),
+        (math.inf, 1e12, "T"),
+    ):
         if size < limit * 0.9995:
             scaled = size / divisor
             decimals = 0 if not suffix or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
@@ -111,7 +117,12 @@ def age(seconds: float | None) -> str:
     seconds = max(0.0, seconds)
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    for limit, divisor, unit in ((99.5, 1, "s"), (99.5 * 60, 60, "min"), (48 * 3600, 3600, "h"), (math.inf, 86400, "d")):
+    for limit, divisor, unit in (
+        (99.5, 1, "s"),
+        (99.5 * 60, 60, "min"),
+        (48 * 3600, 3600, "h"),
+        (math.inf, 86400, "d"),
+    ):
         if seconds < limit:
             return f"{seconds / divisor:.0f} {unit}"
     raise AssertionError("the last limit is infinite")

@@ -1,12 +1,11 @@
 """What fills the room under a short fleet table: curves on the left, moves and events on the right."""
 
-from runtime.api.wire import Snapshot
-
 from hexctl.tui.view import numbers as n
 from hexctl.tui.view.context import Context
 from hexctl.tui.view.events import event_lines, event_spans
 from hexctl.tui.view.flow import curve
-from hexctl.tui.view.text import Line, Span, beside, clean, clip, line, rule
+from hexctl.tui.view.text import Line, Span, beside, clean, clip, line, rule, width_of
+from runtime.api.wire import Snapshot
 
 LEAST_HEIGHT = 6
 
@@ -26,9 +25,16 @@ def overview_lines(s: Snapshot, width: int, height: int, ctx: Context) -> tuple[
 def _curves(s: Snapshot, width: int, height: int) -> tuple[Line, ...]:
     f = s.flow
     wanted = [
-        ("reward", "reward", n.grouped(f.reward_mean if f else None, 3), 1.0, 2, "good"),
+        ("reward", "reward", n.grouped(f.reward_mean if f else None, 3), 1.0, 2, "curve_3"),
         ("trained tok/s", "tokens_per_s", n.rate(f.tokens_per_s if f else None), None, 0, "curve_2"),
-        ("staleness", "staleness_mean", n.grouped(f.staleness_mean if f else None, 2), float(max(1, f.eta)) if f else None, 1, "curve"),
+        (
+            "staleness",
+            "staleness_mean",
+            n.grouped(f.staleness_mean if f else None, 2),
+            float(max(1, f.eta)) if f else None,
+            1,
+            "curve",
+        ),
         ("queue, batches", "queue_batches", n.grouped(f.queue_batches if f else None, 1), None, 1, "curve"),
     ]
     count = max(1, min(len(wanted), height // 5))
@@ -51,15 +57,21 @@ def _happenings(s: Snapshot, width: int, height: int, ctx: Context) -> tuple[Lin
             out.append(clip(line(Span("✕ blocked ", "fault"), Span(clean(m.blocked), "warn")), width))
         out.append(())
     if s.plan is not None and height >= 12:
-        out.append(rule(f"plan r{s.plan.rev}", width, line(Span(clean(s.plan.trigger), "dim")) if s.plan.trigger else ()))
+        out.append(
+            rule(f"plan r{s.plan.rev}", width, line(Span(clean(s.plan.trigger), "dim")) if s.plan.trigger else ())
+        )
         out.append(clip(line(Span(clean(s.plan.headline))), width))
         if s.proposal is not None:
             gain = s.proposal.gain_share
             told = f"{gain * 100:+.1f} % tok/s".replace("-", n.MINUS) if gain is not None else "gain not known"
-            out.append(clip(line(Span(f"r{s.proposal.plan.rev} proposed: ", "accent"), Span(f"{told}: "),
-                                 Span(clean(s.proposal.plan.headline), "dim"), Span("   "), Span("3", "key"), Span(" to look", "dim")), width))  # fmt: skip
+            head = line(Span(f"r{s.proposal.plan.rev} proposed: ", "accent"), Span(f"{told}: "))
+            look = line(Span("   "), Span("3", "key"), Span(" to look", "dim"))
+            words = clip(
+                line(Span(clean(s.proposal.plan.headline), "dim")), max(8, width - width_of(head) - width_of(look))
+            )
+            out.append(clip((*head, *words, *look), width))
         out.append(())
     out.append(rule("events", width))
     room = max(1, height - len(out))
     rows = [event_spans(e, width, kind_too=False)[1:] for e in event_lines(s, ctx)[:room]]
-    return tuple((*out, *(rows or [line(Span("none yet", "faint"))])))
+    return (*out, *(rows or [line(Span("none yet", "faint"))]))

@@ -1,11 +1,12 @@
 """The plan view: in force beside proposed, device by device; predicted beside measured; why; what is moving."""
 
-from planner.record import record
-from runtime.api.wire import PlanView, Snapshot
+from collections.abc import Callable
 
 from hexctl.tui.view import numbers as n
 from hexctl.tui.view.context import Context
-from hexctl.tui.view.text import Line, Span, Tone, beside, clean, line, pad, rule, wrap
+from hexctl.tui.view.text import Line, Span, Tone, beside, clean, line, pad, rule, width_of, wrap
+from planner.record import record
+from runtime.api.wire import PlanView, Snapshot
 
 ROLE_TONES: dict[str, Tone] = {"train": "train", "rollout": "rollout", "idle": "idle"}
 _SHOWN = {"train": "train", "rollout": "rollout"}
@@ -24,7 +25,9 @@ def part_of(plan: PlanView | None, device_id: str) -> str:
     """What a plan has a device do, in words: "train (DP 2)", "rollout (TP 2)", "idle"."""
     for p in plan.placements if plan is not None else ():
         if device_id in p.devices:
-            degrees = " ".join(f"{name} {value}" for name, value in (("TP", p.tp), ("PP", p.pp), ("DP", p.dp)) if value > 1)
+            degrees = " ".join(
+                f"{name} {value}" for name, value in (("TP", p.tp), ("PP", p.pp), ("DP", p.dp)) if value > 1
+            )
             role = _SHOWN.get(p.role, clean(p.role))
             return f"{role} ({degrees})" if degrees else role
     return "idle"
@@ -53,7 +56,7 @@ def plan_lines(s: Snapshot, width: int, height: int, ctx: Context) -> tuple[Line
     """The whole view; the panel scrolls."""
     del height
     inner = width - 2
-    out: list[Line] = [_headline(s, inner, ctx)]
+    out: list[Line] = [*_headline(s, inner, ctx)]
     if s.infeasible:
         out += [rule("no plan is possible", inner), *wrap(s.infeasible, inner, "fault"), ()]
     if s.plan is None and s.proposal is None:
@@ -70,22 +73,26 @@ def plan_lines(s: Snapshot, width: int, height: int, ctx: Context) -> tuple[Line
     return tuple((Span(" "), *x) for x in out)
 
 
-def _headline(s: Snapshot, width: int, ctx: Context) -> Line:
+def _headline(s: Snapshot, width: int, ctx: Context) -> tuple[Line, ...]:
     if s.plan is None:
         head = line(Span("no plan in force", "dim"))
     else:
         head = line(Span(f"r{s.plan.rev}", "strong"), Span(" in force", "text"),
-                    Span(f" ({clean(s.plan.scheduler)}, {n.seconds(s.plan.solve_s)}, since {n.clock(s.at_s - s.plan.made_at_s)})", "dim"))  # fmt: skip
+                    Span(f" ({clean(s.plan.scheduler)}, {n.seconds(s.plan.solve_s)},", "dim"),
+                Span(f" since {n.clock(s.at_s - s.plan.made_at_s)})", "dim"))  # fmt: skip
     if s.proposal is None:
         hint = "R re-plan" if s.run.consent == "ask" else "plans are adopted without asking"
-        return line(*head, Span(f"   no proposal open · {hint}", "dim"))
+        return (line(*head, Span(f"   no proposal open · {hint}", "dim")),)
     p = s.proposal.plan
-    head = line(*head, Span("  →  ", "accent"), Span(f"r{p.rev}", "accent"), Span(" proposed", "text"),
+    then = line(Span("→ ", "accent"), Span(f"r{p.rev}", "accent"), Span(" proposed", "text"),
                 Span(f" ({clean(p.scheduler)}, {n.seconds(p.solve_s)}, gap {n.percent(p.gap)})", "dim"))  # fmt: skip
     left = remaining_s(s, ctx)
     expires = line(Span("expires ", "dim"), Span(n.clock(left), "warn"), Span("   ")) if left is not None else ()
     tail = line(*expires, Span("a", "key"), Span(" approve  ", "text"), Span("x", "key"), Span(" reject", "text"))
-    return (*pad(head, max(0, width - sum(len(x.text) for x in tail))), *tail)
+    both = line(*head, Span("  "), *then)
+    if width_of(both) + 3 + width_of(tail) <= width:
+        return ((*pad(both, width - width_of(tail)), *tail),)
+    return (head, (*pad(then, max(0, width - width_of(tail))), *tail))
 
 
 def _devices(s: Snapshot, width: int) -> tuple[Line, ...]:
@@ -94,13 +101,21 @@ def _devices(s: Snapshot, width: int) -> tuple[Line, ...]:
     widths = (max([8, *(len(d.display) for d in s.devices)]) + 2, 10, 17, 17 if open_ else 0)
     titles = ("DEVICE", "KIND", "IN FORCE", "PROPOSED" if open_ else "", "TOK/S measured / planned")
     out: list[Line] = [_row(titles, widths, ("label",) * 5)]
-    rates = {d: p.rate_tokens_per_s for p in (s.plan.placements if s.plan else ()) if len(p.devices) == 1 for d in p.devices}
+    rates = {
+        d: p.rate_tokens_per_s for p in (s.plan.placements if s.plan else ()) if len(p.devices) == 1 for d in p.devices
+    }
     for d in s.devices:
         now = part_of(s.plan, d.id)
         then = part_of(s.proposal.plan, d.id) if s.proposal is not None else now
         moved = then != now
         planned = rates.get(d.id, d.predicted_tokens_per_s)
-        cells = (clean(d.display), clean(d.kind), now, then if open_ else "", f"{n.rate(d.tokens_per_s)} / {n.rate(planned)}")
+        cells = (
+            clean(d.display),
+            clean(d.kind),
+            now,
+            then if open_ else "",
+            f"{n.rate(d.tokens_per_s)} / {n.rate(planned)}",
+        )
         now_tone = ROLE_TONES.get(now.split(" ", 1)[0], "text")
         then_tone: Tone = ROLE_TONES.get(then.split(" ", 1)[0], "text") if moved else "faint"
         spans = _row((*cells[:3], ("→ " if moved else "  ") + then if open_ else "", cells[4]), widths,
@@ -121,29 +136,41 @@ def _figures(s: Snapshot, width: int) -> tuple[Line, ...]:
     """Measured, predicted and proposed, one line a figure."""
     p, q, f = s.plan, s.proposal.plan if s.proposal is not None else None, s.flow
     columns = ("", "measured", f"r{p.rev} says" if p else "", f"r{q.rev} says" if q else "")
-    rows: list[tuple[str, str, str, str]] = [
-        ("tok/s trained", n.rate(f.tokens_per_s if f else None), n.rate(p.tokens_per_s if p else None), n.rate(q.tokens_per_s if q else None)),
-        ("$/Mtok", n.dollars(f.usd_per_mtok if f else None), n.dollars(p.usd_per_mtok if p else None), n.dollars(q.usd_per_mtok if q else None)),
-        ("$/h", n.dollars(f.usd_per_h if f else None), n.dollars(p.usd_per_h if p else None), n.dollars(q.usd_per_h if q else None)),
-        ("step", n.NA, n.seconds(p.step_s if p else None), n.seconds(q.step_s if q else None)),
-        ("  training", n.NA, n.seconds(p.train_s if p else None), n.seconds(q.train_s if q else None)),
-        ("  rollout", n.NA, n.seconds(p.rollout_s if p else None), n.seconds(q.rollout_s if q else None)),
-        ("bound tok/s", "", n.rate(p.bound_tokens_per_s if p else None), n.rate(q.bound_tokens_per_s if q else None)),
-        ("gap to bound", "", n.percent(p.gap if p else None), n.percent(q.gap if q else None)),
-    ]  # fmt: skip
-    measured_step = f.metrics.get("step_s") if f else None
-    if measured_step is not None:
-        rows[3] = ("step", n.seconds(measured_step), *rows[3][2:])
+
+    def row(name: str, show: Callable[[float | None], str], measured: float | None, field: str) -> tuple[str, ...]:
+        said = (show(getattr(plan, field)) if plan is not None else "" for plan in (p, q))
+        return (name, show(measured), *said)
+
+    rows = [
+        row("tok/s trained", n.rate, f.tokens_per_s if f else None, "tokens_per_s"),
+        row("$/Mtok", n.dollars, f.usd_per_mtok if f else None, "usd_per_mtok"),
+        row("$/h", n.dollars, f.usd_per_h if f else None, "usd_per_h"),
+        row("step", n.seconds, f.metrics.get("step_s") if f else None, "step_s"),
+        row("  training", n.seconds, f.metrics.get("train_s") if f else None, "train_s"),
+        row("  rollout", n.seconds, None, "rollout_s"),
+        row("bound tok/s", n.rate, None, "bound_tokens_per_s"),
+        row("gap to bound", n.percent, None, "gap"),
+    ]
     each = max(9, min(12, (width - 15) // 3))
-    out: list[Line] = [(*pad(line(Span("", "label")), 15), *(x for c in columns[1:] for x in pad(line(Span(c, "label")), each, "right")))]
+    out: list[Line] = [
+        (
+            *pad(line(Span("", "label")), 15),
+            *(x for c in columns[1:] for x in pad(line(Span(c, "label")), each, "right")),
+        )
+    ]
     for name, *values in rows:
         spans: list[Span] = list(pad(line(Span(name, "dim")), 15))
         for i, value in enumerate(values):
             tone: Tone = "faint" if value == n.NA else "strong" if i == 0 else "accent" if i == 2 else "text"
-            spans += pad(line(Span(value if i < 2 or q else "", tone)), each, "right")
+            spans += pad(line(Span(value, tone)), each, "right")
         out.append(tuple(spans))
     if s.proposal is not None and s.proposal.gain_share is not None:
-        out.append(line(*pad(line(Span("predicted gain", "dim")), 15), Span(f"{s.proposal.gain_share * 100:+.1f} % tok/s".replace("-", n.MINUS), "good")))
+        out.append(
+            line(
+                *pad(line(Span("predicted gain", "dim")), 15),
+                Span(f"{s.proposal.gain_share * 100:+.1f} % tok/s".replace("-", n.MINUS), "good"),
+            )
+        )
     scope = (q or p).bound_scope if (q or p) else ""  # type: ignore[union-attr]
     if scope:
         out += wrap(f"bound over {scope}", width, "dim")
@@ -155,6 +182,8 @@ def _why(s: Snapshot, width: int) -> tuple[Line, ...]:
     for plan, tone in ((s.proposal.plan if s.proposal else None, "accent"), (s.plan, "strong")):
         if plan is None:
             continue
+        if out:
+            out.append(())
         out.append(rule(f"why r{plan.rev}", width, line(Span(clean(plan.trigger), "dim")) if plan.trigger else ()))
         out += wrap(plan.headline, width, tone)  # type: ignore[arg-type]
         for reason in plan.why:

@@ -22,9 +22,19 @@ Tone = Literal[
     "train",
     "rollout",
     "idle",
-    "load",  # fill of bars
-    "curve",  # sparks and charts
-    "curve_2",  # the second curve of a chart
+    "load_1",  # fill of bars: little, some, much load
+    "load_2",
+    "load_3",
+    "spark",
+    "curve",  # rows of a chart: the top third, the middle, the bottom; three colours
+    "curve_mid",
+    "curve_low",
+    "curve_2",
+    "curve_2_mid",
+    "curve_2_low",
+    "curve_3",
+    "curve_3_mid",
+    "curve_3_low",
     "good",
     "accent",  # in transition: starting, draining, proposed
     "warn",  # throttled, stale, cordoned

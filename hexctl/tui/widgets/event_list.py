@@ -28,7 +28,9 @@ class EventList(RowList, can_focus=False, inherit_bindings=False):
         if not self._rows:
             return line(Span("  no event matches", "dim"))
         kind = "KIND".ljust(18) if width >= 100 else ""
-        return line(Span(f" {'TIME':<8} {'AGO':>7}   {kind} MESSAGE" if kind else f" {'TIME':<8} {'AGO':>7}   MESSAGE", "label"))
+        return line(
+            Span(f" {'TIME':<8} {'AGO':>7}   {kind} MESSAGE" if kind else f" {'TIME':<8} {'AGO':>7}   MESSAGE", "label")
+        )
 
     def row_line(self, index: int, width: int, *, cursor: bool) -> Line:
         """One event."""

@@ -22,7 +22,9 @@ class FleetTable(RowList, can_focus=False, inherit_bindings=False):
         self._sort: str | None = None
         self._descending = False
 
-    def show(self, rows: Sequence[FleetRow], pen: Pen, *, marked: frozenset[str], sort: str | None, descending: bool) -> None:
+    def show(
+        self, rows: Sequence[FleetRow], pen: Pen, *, marked: frozenset[str], sort: str | None, descending: bool
+    ) -> None:
         """Draw these rows, already filtered and sorted."""
         self._rows = tuple(rows)
         self._marked, self._sort, self._descending = marked, sort, descending

@@ -118,4 +118,6 @@ class RowList(ScrollView, can_focus=False, inherit_bindings=False):
         if index >= len(self._keys):
             return Strip.blank(width, self.rich_style)
         here = index == self._cursor
-        return self._pen.strip(self.row_line(index, width, cursor=here), width, self.rich_style, "cursor" if here else None)
+        return self._pen.strip(
+            self.row_line(index, width, cursor=here), width, self.rich_style, "cursor" if here else None
+        )
