@@ -8,13 +8,17 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from hexctl.cli.extras import need_run_extra
 from planner.errors import HexError
 from planner.record import record
 from runtime.errors import DeadlineError, RunError, UnreachableError
+from runtime.paths import short_root
 from runtime.runs import RunInfo, alive, list_runs
+
+if TYPE_CHECKING:
+    from runtime.config.load import LoadedConfig
 
 START_S = 120.0
 TICK_S = 0.1
@@ -30,7 +34,6 @@ class DaemonOrder:
     root: Path | None = None
     steps: int | None = None
     for_s: float | None = None
-    settings: tuple[str, ...] = ()
     detached: bool = False
 
     @property
@@ -42,8 +45,25 @@ class DaemonOrder:
         words += ["--root", str(self.root)] if self.root is not None else []
         words += ["--steps", str(self.steps)] if self.steps is not None else []
         words += ["--for", f"{self.for_s:g}s"] if self.for_s is not None else []
-        words += [word for setting in self.settings for word in ("--set", setting)]
         return [*words, "--detached"] if self.detached else words
+
+
+def settled(loaded: "LoadedConfig", settings: tuple[str, ...]) -> Path:
+    """The file to hand to the daemon: the configuration's own, or with `--set` a resolved copy named by its content."""
+    if not settings:
+        return loaded.path
+    from runtime.config.load import resolved_toml
+
+    folder = short_root() / "configs"
+    path = folder / f"{loaded.path.stem}-{loaded.sha256[:12]}.toml"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.new")
+        temporary.write_text(resolved_toml(loaded))
+        temporary.replace(path)
+    except OSError as e:
+        raise RunError("cannot write the configuration's copy", where=str(path), got=e.strerror) from e
+    return path
 
 
 def start_detached(argv: Sequence[str], root: Path, *, say: Callable[[str], None]) -> RunInfo:

@@ -11,7 +11,7 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from planner.errors import HexError
 from planner.record import record, replace
 from runtime.config import locate
 from runtime.config.emit import to_toml
+from runtime.config.problem import cluster_from_config, workload_from_config
 from runtime.config.schema import Config
 from runtime.errors import ConfigError
 
@@ -65,7 +66,7 @@ def load_config(path: Path, *, overrides: Mapping[str, str] = NO_OVERRIDES, chec
     changed = _apply(tree, overrides)
     config = _decode(tree, path, lines, changed)
     config = _resolve(config, path.resolve().parent)
-    faults = list(_missing_files(config)) if check_files else []
+    faults = [*_contradictions(config), *(_missing_files(config) if check_files else ())]
     if faults:
         raise _error(path, [_placed(f, lines, changed) for f in faults])
     return LoadedConfig(
@@ -313,6 +314,21 @@ def _resolve(config: Config, base: Path) -> Config:
     if config.fleet.pacing is not None:
         changes["fleet"] = config.fleet.model_copy(update={"pacing": absolute(config.fleet.pacing)})
     return config.model_copy(update=changes)
+
+
+def _contradictions(config: Config) -> Iterator[_Fault]:
+    """Values that are good alone and do not go together: what the planner's problem cannot be made of."""
+    if config.fleet.devices:
+        yield from _refused(lambda: cluster_from_config(config))
+    yield from _refused(lambda: workload_from_config(config))
+
+
+def _refused(make: Callable[[], object]) -> Iterator[_Fault]:
+    try:
+        make()
+    except HexError as e:
+        loc: Loc = tuple(int(p) if p.isdigit() else p for p in e.where.split("."))
+        yield _Fault(loc=loc, what=e.what, got=e.got, expected=e.expected, hint=e.hint)
 
 
 def _missing_files(config: Config) -> Iterator[_Fault]:

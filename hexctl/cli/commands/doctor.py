@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from hexctl.cli.exits import Exit
 from hexctl.cli.extras import missing
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, output_option
+from hexctl.cli.probe import probe
 from hexctl.cli.processes import descendants
 from hexctl.cli.render.text import size, table
 from planner.record import record
@@ -22,16 +22,6 @@ from runtime.paths import short_root
 from runtime.runs import list_runs
 
 FREE_FLOOR_BYTES = 1e9
-PROBE_S = 10.0
-# In a child with a deadline: a broken driver hangs whoever asks it.
-_PROBE = """
-import ctypes
-lib = ctypes.CDLL("libnvidia-ml.so.1")
-code = lib.nvmlInit_v2()
-n = ctypes.c_uint()
-assert code == 0 and lib.nvmlDeviceGetCount_v2(ctypes.byref(n)) == 0, f"NVML answers with code {code}"
-print(n.value)
-"""
 Verdict = Literal["ok", "note", "fault"]
 
 
@@ -79,27 +69,17 @@ def _python() -> Iterator[Finding]:
 
 
 def _gpus() -> Iterator[Finding]:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        yield Finding(
-            what="NVIDIA driver",
-            verdict="fault",
-            found=f"does not answer within {PROBE_S:.0f} s",
-            hint="nvidia-smi; dmesg",
-        )
+    gpus = probe()
+    if gpus.count is None:
+        yield Finding(what="NVIDIA driver", verdict="fault", found=gpus.reason, hint="nvidia-smi; dmesg")
         return
-    if done.returncode == 0:
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        limit = f", CUDA_VISIBLE_DEVICES={seen}" if seen is not None else ""
-        yield Finding(what="NVIDIA driver", verdict="ok", found=f"{done.stdout.strip()} GPUs{limit}")
+    if gpus.reason:
+        hint = "without GPUs, paced devices on the CPU are used"
+        yield Finding(what="NVIDIA driver", verdict="note", found=gpus.reason, hint=hint)
         return
-    last = (done.stderr.strip().splitlines() or ["no library"])[-1]
-    yield Finding(
-        what="NVIDIA driver", verdict="note", found=last, hint="without GPUs, paced devices on the CPU are used"
-    )
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    limit = f", CUDA_VISIBLE_DEVICES={seen}" if seen is not None else ""
+    yield Finding(what="NVIDIA driver", verdict="ok", found=f"{gpus.count} GPUs{limit}")
 
 
 def _disk(root: Path) -> Iterator[Finding]:

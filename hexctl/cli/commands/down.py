@@ -13,7 +13,7 @@ from hexctl.cli.options import run_options
 from hexctl.cli.processes import descendants, end_recorded, wait_gone
 from hexctl.cli.which import choose_run, something_lives
 from planner.record import replace
-from runtime.errors import DeadlineError, UnreachableError
+from runtime.errors import DeadlineError, RunError, UnreachableError
 from runtime.paths import short_root
 from runtime.runs import RunInfo, read_run, write_run
 
@@ -33,7 +33,12 @@ def down(*, force: bool, root: Path, run_id: str | None) -> None:
         say(f"run {run.id} has ended already" + (f": {run.ending}" if run.ending else ""))
         return
     if not force and _orderly(root, run):
-        say(f"run {run.id} has ended")
+        ending = read_run(Path(run.folder))
+        if ending.state != "ended":
+            raise RunError(
+                "the daemon went away without ending the run", where=run.id, hint=f"hexctl down --run {run.id}"
+            )
+        say(f"run {run.id} has ended: {ending.ending}")
         return
     if not force:
         say(f"run {run.id}: no daemon answers; ending its recorded processes")

@@ -55,7 +55,7 @@ def plan(
 
 def problem_of(config: Any) -> Problem:
     """The planner's problem for a configuration as it is written: no device is looked for."""
-    from planner import load_model_spec
+    from planner.model import load_model_spec
     from runtime.config.problem import cluster_from_config, problem_from_config
 
     return problem_from_config(config, cluster_from_config(config), load_model_spec(Path(config.model.path)))

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from runtime.config.load import LoadedConfig
 
 DEFAULT_CONFIG = "local"
-# Without a CONFIG the free GPUs are taken, and where there are none what the default configuration declares.
-DEFAULT_SETTINGS = ("fleet.source=auto",)
+# The default configuration declares a paced fleet; where there are GPUs the free ones are taken instead.
+SETTINGS_WITH_GPUS = ("fleet.source=auto",)
 _theme = click.option("--theme", metavar="NAME", help="Colours of the dashboard.")
 
 
@@ -46,7 +46,7 @@ def up(
     theme: str | None,
     settings: tuple[str, ...],
 ) -> int:
-    from hexctl.cli.launch import DaemonOrder, answers, start_detached
+    from hexctl.cli.launch import DaemonOrder, answers, settled, start_detached
 
     if run_id is not None:
         where = root or Path("runs")
@@ -56,14 +56,17 @@ def up(
             run = start_detached(DaemonOrder(run_id=run.id, root=where, detached=True).argv, where, say=say)
         return _enter(run, detach, theme)
     if config is None:
-        config, settings = DEFAULT_CONFIG, (*DEFAULT_SETTINGS, *settings)
+        from hexctl.cli.probe import visible
+
+        config = DEFAULT_CONFIG
+        settings = (*SETTINGS_WITH_GPUS, *settings) if visible() else settings
     loaded = load(config, settings)
     where = root or loaded.config.run.root
     live = _live_with(loaded, where)
     if live is not None and answers(live):
         say(f"attaching to run {live.id}")
         return _enter(live, detach, theme)
-    order = DaemonOrder(config=loaded.path, root=where, settings=settings, detached=True)
+    order = DaemonOrder(config=settled(loaded, settings), root=where, detached=True)
     return _enter(start_detached(order.argv, where, say=say), detach, theme)
 
 
