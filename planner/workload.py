@@ -8,6 +8,7 @@ from planner.record import record
 Algorithm = Literal["grpo", "ppo"]
 Mode = Literal["async", "sync"]
 KvOnUpdate = Literal["recompute", "keep"]
+UpdateMode = Literal["rolling", "pause", "overlapped"]
 
 
 @record
@@ -45,6 +46,8 @@ class Workload:
     reference_model: bool = False  # KL to a reference: one more forward pass
     reward_s_per_sample: float = 0.0  # CPU seconds of the verifier
     kv_on_update: KvOnUpdate = "recompute"
+    update_mode: UpdateMode = "rolling"  # who waits for new weights: the replica, everybody, nobody
+    proximal_forward: bool = False  # decoupled objective: one more forward pass of the current policy
 
     def __post_init__(self) -> None:
         if self.prompts_per_step < 1 or self.responses_per_prompt < 1:

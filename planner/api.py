@@ -1,0 +1,102 @@
+"""`solve`: a problem in, a plan with a bound or the conflicting limits out. No clock, no input or output, no globals."""
+
+from collections.abc import Callable
+
+from planner.bound import Bound, upper_bound
+from planner.cost.model import CostModel, Scored
+from planner.errors import InvalidInput
+from planner.explain import explain
+from planner.infeasible import conflicts
+from planner.problem import Budget, Problem
+from planner.renting import solve_per_dollar
+from planner.schedulers import scheduler as named
+from planner.search import Search
+from planner.solution import Conflict, Feasible, Infeasible, Solution
+
+
+def solve(
+    problem: Problem,
+    *,
+    scheduler: str = "areal-hex",
+    budget: Budget | None = None,
+    on_incumbent: Callable[[Feasible], None] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Solution:
+    """Plan. `on_incumbent` gets every plan better than the last; after `should_stop` the best so far is returned.
+
+    Raises UnknownName for a scheduler that does not exist, InvalidInput for an override of an unknown device or an
+    objective that lacks its floor or its prices.
+    """
+    named(scheduler)
+    _check(problem)
+    if problem.objective == "throughput_per_dollar":
+        return solve_per_dollar(
+            problem,
+            lambda p: solve_throughput(p, scheduler, budget or Budget(), None, should_stop),
+            on_incumbent=on_incumbent,
+            should_stop=should_stop,
+            scheduler=scheduler,
+        )
+    return solve_throughput(problem, scheduler, budget or Budget(), on_incumbent, should_stop)
+
+
+def solve_throughput(
+    problem: Problem,
+    scheduler: str,
+    budget: Budget,
+    on_incumbent: Callable[[Feasible], None] | None,
+    should_stop: Callable[[], bool],
+) -> Solution:
+    """The plan with the shortest step."""
+    cost = CostModel(problem)
+    bound = upper_bound(cost)
+    if bound is None:
+        return Infeasible(conflicts=conflicts(cost), scheduler=scheduler)
+    if problem.floor_tokens_per_s is not None and bound.tokens_per_s < problem.floor_tokens_per_s:
+        return Infeasible(conflicts=(floor_conflict(problem, bound),), scheduler=scheduler)
+
+    def feasible(scored: Scored, finished: bool) -> Feasible:
+        return Feasible(
+            plan=scored.plan,
+            prediction=scored.prediction,
+            bound_tokens_per_s=max(bound.tokens_per_s, scored.prediction.tokens_per_s),
+            bound_scope=bound.scope,
+            explanation=explain(cost, scored, bound),
+            scheduler=scheduler,
+            evaluations=search.evaluations,
+            finished=finished,
+        )
+
+    def improved(scored: Scored) -> None:
+        if on_incumbent is not None:
+            on_incumbent(feasible(scored, False))
+
+    search = Search(cost, budget, should_stop=should_stop, on_improved=improved)
+    named(scheduler)(search)
+    if search.best is None:
+        return Infeasible(conflicts=conflicts(cost), scheduler=scheduler)
+    if problem.floor_tokens_per_s is not None and search.best.prediction.tokens_per_s < problem.floor_tokens_per_s:
+        return Infeasible(conflicts=(floor_conflict(problem, bound),), scheduler=scheduler)
+    return feasible(search.best, not search.stopped)
+
+
+def floor_conflict(problem: Problem, bound: Bound) -> Conflict:
+    """The floor that no plan was found to reach."""
+    return Conflict(
+        limit="floor_tokens_per_s",
+        detail=f"{problem.floor_tokens_per_s:,.0f} tokens/s asked for, no plan exceeds {bound.tokens_per_s:,.0f}",
+    )
+
+
+def _check(problem: Problem) -> None:
+    ids = {d.id for d in problem.cluster.devices}
+    for o in problem.overrides:
+        if o.device not in ids:
+            raise InvalidInput(
+                f"{o.kind} of a device that is not in the cluster",
+                where="problem.overrides",
+                got=o.device,
+                expected=", ".join(sorted(ids)[:8]) or "a device",
+            )
+        if o.kind == "pin" and o.role is None:
+            raise InvalidInput("a pin needs a role", where="problem.overrides", got=o.device)

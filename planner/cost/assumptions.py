@@ -1,0 +1,66 @@
+"""Every constant of the cost model, each with its source or named as an assumption.
+
+The values are starting points that a calibration may replace: build another `Assumptions` and hand it to `CostModel`.
+"""
+
+from planner.record import record
+
+
+@record
+class Assumptions:
+    """Efficiencies are fractions of datasheet figures; a paced device delivers what it declares (fraction 1)."""
+
+    gemm_ceiling: float = 0.85
+    """Best matmul share of peak: 0.80-0.87 on A100, H100 and GH200 (stas00/ml-engineering, MAMF table)."""
+
+    gemm_half_tokens: float = 64.0
+    """Rows at which a matmul reaches half its ceiling: read off aiconfigurator's bf16 GEMM rows (A100, H100, L40S)."""
+
+    gemm_half_width: float = 200.0
+    """Columns at which it does: same rows, 1024 -> 0.68, 2048 -> 0.78, 4096 -> 0.83 of peak at 8192 rows."""
+
+    hbm_efficiency: float = 0.8
+    """Share of HBM bandwidth that decode reaches (aiconfigurator's empirical scaling factor for every NVIDIA part)."""
+
+    link_efficiency: float = 0.8
+    """Share of link bandwidth a large collective reaches: NCCL broadcast of 3 GiB between two H200, 362 of 450 GB/s."""
+
+    host_s_per_sample: float = 2e-5
+    """Scheduler and sampler time a running sample costs each decode step (vLLM 0.26 on one H100, 7B, 256 running)."""
+
+    prefill_chunk_tokens: int = 2048
+    """Tokens a prefill forward pass carries (assumption: an engine's usual chunk)."""
+
+    kv_sigmas: float = 2.0
+    """Margin for the fluctuation of KV use over the running batch, in standard deviations (assumption)."""
+
+    max_running: int = 1024
+    """Most samples one replica decodes at once (assumption: vLLM's default on large cards)."""
+
+    rollout_memory_share: float = 0.9
+    """Share of memory an engine may take (vLLM's default `gpu_memory_utilization`)."""
+
+    train_memory_share: float = 0.94
+    """Share of memory a trainer may take, the rest is fragmentation (assumption)."""
+
+    overhead_bytes: float = 3758096384.0
+    """CUDA context, NCCL buffers, graphs (aiconfigurator `other_mem`), never more than `overhead_share` of memory."""
+
+    overhead_share: float = 0.05
+    """Cap of that overhead on small devices (assumption)."""
+
+    bucket_bytes: float = 1e9
+    """Staging buffer of a weight update, or the weights if smaller (assumption)."""
+
+    update_efficiency: float = 0.2
+    """Share of link bandwidth a weight update reaches: AReaL-Hex table 2 gives 0.15-0.23 (H800), 0.17-0.23 across."""
+
+    update_fixed_s: float = 1.5
+    """Fixed seconds an update takes on GPUs: intercept of table 2 over the model size, 1.3-1.7 s."""
+
+    update_fixed_local_s: float = 0.02
+    """The same on paced and CPU devices, which map a file (assumption)."""
+
+    def overhead(self, memory_bytes: float) -> float:
+        """Bytes of a device's memory that are gone before weights."""
+        return min(self.overhead_bytes, self.overhead_share * memory_bytes)

@@ -1,0 +1,47 @@
+"""FLOPs of a transformer and the rate at which a kind delivers them.
+
+Per layer and sequence of S tokens, with h hidden, d head size, H query and K key-value heads, h2 the MLP's width:
+projections 4 S h d (H + K), attention 4 S^2 H d (half when causal), MLP 6 S h h2; the vocabulary projection, 2 S h V, once.
+"""
+
+from planner.cluster import DeviceKind
+from planner.cost.assumptions import Assumptions
+from planner.model import ModelSpec
+
+
+def layer_flops(model: ModelSpec, tokens: float, tokens2: float) -> float:
+    """Forward FLOPs of one layer over sequences with `tokens` = sum S and `tokens2` = sum S^2, causal."""
+    h, d = model.hidden, model.head_dim
+    linear = 4 * h * d * (model.heads + model.kv_heads) + 6 * h * model.intermediate
+    return tokens * linear + 2 * tokens2 * model.heads * d
+
+
+def head_flops(model: ModelSpec, tokens: float) -> float:
+    """Forward FLOPs of the vocabulary projection."""
+    return 2 * tokens * model.hidden * model.vocab
+
+
+def decode_flops(model: ModelSpec, context: float) -> float:
+    """Forward FLOPs of one new token after `context` tokens."""
+    h, d = model.hidden, model.head_dim
+    linear = 4 * h * d * (model.heads + model.kv_heads) + 6 * h * model.intermediate
+    return model.layers * (linear + 4 * context * model.heads * d) + head_flops(model, 1)
+
+
+def compute_rate(kind: DeviceKind, model: ModelSpec, tokens: float, tp: int, a: Assumptions) -> float:
+    """FLOP/s of one device of a TP group on matmuls of `tokens` rows.
+
+    A saturating curve in rows and in the narrower width of the sharded layer, scaled to the kind's ceiling. A paced
+    device is held to its declared speed by a clock, whatever the shape.
+    """
+    if kind.paced:
+        return kind.peak_flops
+    width = min(model.hidden, model.intermediate / tp)
+    rows = max(tokens, 1.0)
+    curve = rows / (rows + a.gemm_half_tokens) * width / (width + a.gemm_half_width)
+    return kind.peak_flops * a.gemm_ceiling * curve
+
+
+def hbm_rate(kind: DeviceKind, a: Assumptions) -> float:
+    """Bytes/s of device memory that decode reaches."""
+    return kind.hbm_bytes_per_s * (1.0 if kind.paced else a.hbm_efficiency)

@@ -1,0 +1,113 @@
+"""What fits in a device: the one part of the cost model that the judge shares with the search."""
+
+import math
+
+from planner.cluster import DeviceKind
+from planner.cost.assumptions import Assumptions
+from planner.cost.lengths import Moments
+from planner.model import ModelSpec
+from planner.problem import TrainerKind
+from planner.workload import Workload
+
+
+def tp_divides(model: ModelSpec, tp: int) -> bool:
+    """Whether heads and MLP split evenly over `tp` devices (key-value heads are replicated beyond their number)."""
+    kv = model.kv_heads % tp == 0 or tp % model.kv_heads == 0
+    return tp >= 1 and model.heads % tp == 0 and model.intermediate % tp == 0 and kv
+
+
+def state_bytes_per_param(model: ModelSpec) -> float:
+    """Weights, gradients, fp32 master copy (of weights below fp32) and two Adam moments."""
+    w = model.dtype_bytes
+    return w + w + (4 if w < 4 else 0) + 2 * max(4, w)
+
+
+def replica_layers(model: ModelSpec, pp: int) -> int:
+    """Layers of the fullest stage of a rollout pipeline."""
+    return math.ceil(model.layers / pp)
+
+
+def replica_weight_bytes(model: ModelSpec, tp: int, pp: int) -> float:
+    """Bytes of weights on the fullest device of a rollout replica."""
+    ends = model.vocab * model.hidden * (1 if model.tied or pp > 1 else 2)
+    return (replica_layers(model, pp) * model.layer_params + ends + model.hidden) * model.dtype_bytes / tp
+
+
+def replica_kv_bytes_per_token(model: ModelSpec, tp: int, pp: int) -> float:
+    """Bytes of KV one token of context takes on one device."""
+    heads = max(model.kv_heads / tp, 1.0)
+    return 2 * replica_layers(model, pp) * heads * model.head_dim * model.dtype_bytes
+
+
+def replica_kv_capacity_bytes(kind: DeviceKind, model: ModelSpec, tp: int, pp: int, a: Assumptions) -> float:
+    """Bytes left for KV on one device of a replica; negative when the weights alone do not fit."""
+    usable = kind.memory_bytes * a.rollout_memory_share - a.overhead(kind.memory_bytes)
+    return usable - replica_weight_bytes(model, tp, pp) - min(a.bucket_bytes, model.weight_bytes / (tp * pp))
+
+
+def running_limit(
+    kind: DeviceKind, model: ModelSpec, workload: Workload, m: Moments, tp: int, pp: int, a: Assumptions
+) -> int:
+    """Most samples a replica may decode at once; 0 when it cannot hold the longest sequence.
+
+    The fixed point of b * mean + sigmas * sqrt(b) * sd = capacity over the context of running samples, which are
+    met length-biased. Outstanding samples never exceed (eta + 1) B.
+    """
+    capacity = replica_kv_capacity_bytes(kind, model, tp, pp, a) / replica_kv_bytes_per_token(model, tp, pp)
+    if capacity < m.longest:
+        return 0
+    outstanding = (workload.eta + 1 if workload.mode == "async" else 1) * workload.samples_per_step
+    cap = min(a.max_running * pp, outstanding)
+    b = capacity / m.context
+    for _ in range(64):
+        step = (capacity - a.kv_sigmas * math.sqrt(max(b, 1.0)) * m.context_sd) / m.context
+        if abs(step - b) < 1e-6:
+            break
+        b = (b + max(step, 1.0)) / 2
+    return max(1, min(cap, int(b + 1e-9)))
+
+
+def stage_params(model: ModelSpec, layers: int, *, first: bool, last: bool) -> int:
+    """Parameters of a pipeline stage; a tied embedding is held at both ends of a longer pipeline."""
+    table = model.vocab * model.hidden
+    ends = (table if first else 0) + (table if last and not (model.tied and first) else 0)
+    return layers * model.layer_params + ends + (model.hidden if last else 0)
+
+
+def activation_bytes_per_token(model: ModelSpec, tp: int) -> float:
+    """Bytes one layer keeps for the backward pass: norms, q, k, v, attention output, gate, up and their product."""
+    whole = 4 * model.hidden
+    split = 2 * model.head_dim * (model.heads + model.kv_heads) + 4 * model.intermediate
+    return (whole + split / tp) * model.dtype_bytes
+
+
+def stage_bytes(
+    model: ModelSpec,
+    *,
+    layers: int,
+    tp: int,
+    dp: int,
+    first: bool,
+    last: bool,
+    in_flight: int,
+    tokens: float,
+    recompute: bool,
+    trainer: TrainerKind,
+    a: Assumptions,
+) -> float:
+    """Bytes of one device of a training stage. `tokens` a micro-batch and DP rank, `in_flight` micro-batches held."""
+    params = stage_params(model, layers, first=first, last=last) / tp
+    states = params * state_bytes_per_param(model) / (dp if trainer == "fsdp" else 1)
+    gathered = 2 * model.layer_params * model.dtype_bytes / tp if trainer == "fsdp" else 0.0
+    per_layer = activation_bytes_per_token(model, tp) * tokens
+    if recompute:
+        kept = layers * model.hidden * model.dtype_bytes * tokens * in_flight + per_layer
+    else:
+        kept = layers * per_layer * in_flight
+    logits = tokens * model.vocab * (model.dtype_bytes + 4) / tp if last else 0.0
+    return states + gathered + kept + logits + min(a.bucket_bytes, model.weight_bytes)
+
+
+def stage_fits(kind: DeviceKind, needed_bytes: float, a: Assumptions) -> bool:
+    """Whether a training stage that needs so many bytes a device fits the kind."""
+    return needed_bytes <= kind.memory_bytes * a.train_memory_share - a.overhead(kind.memory_bytes)

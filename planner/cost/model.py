@@ -1,0 +1,233 @@
+"""`CostModel`: one problem's costs, remembered; every scheduler scores its plans here."""
+
+from collections.abc import Iterable, Sequence
+
+from planner.cluster import Link
+from planner.cost.assumptions import Assumptions
+from planner.cost.decode import Level, ReplicaShape, concurrency_grid, replica_level
+from planner.cost.lengths import moments
+from planner.cost.memory import running_limit, tp_divides
+from planner.cost.network import Place, best_link, local_link, spread_of
+from planner.cost.step import Group, Offer, Rules, make_offer, rules_of, solve_period, window_needed_s
+from planner.cost.training import StageShape, TrainerCost, TrainerShape, imbalance, train_cost
+from planner.cost.update import update_s
+from planner.plan import Placement, Plan, Prediction
+from planner.problem import Problem
+from planner.record import record, replace
+
+
+@record
+class Scored:
+    """A plan with its rates and shares filled in, and what is predicted of it."""
+
+    plan: Plan
+    prediction: Prediction
+    trainer: TrainerCost
+
+
+class CostModel:
+    """Costs of one problem. Pure: the same question gets the same answer; answers are remembered in the instance."""
+
+    def __init__(self, problem: Problem, assumptions: Assumptions | None = None) -> None:
+        self.problem = problem
+        self.assumptions = assumptions or Assumptions()
+        self.moments = moments(problem.workload)
+        self.rules: Rules = rules_of(problem.workload, self.moments)
+        self.places = {d.id: Place(node=d.node, kind=d.kind, region=d.region) for d in problem.cluster.devices}
+        self._levels: dict[tuple[ReplicaShape, int], Level] = {}
+        self._limits: dict[ReplicaShape, int] = {}
+        self._trainers: dict[TrainerShape, TrainerCost | None] = {}
+        self._skew: dict[int, float] = {}
+        self._offers: dict[tuple[ReplicaShape, Link], tuple[Offer, ...]] = {}
+
+    def running_limit(self, shape: ReplicaShape) -> int:
+        """Most samples a replica of that shape decodes at once; 0 when it does not fit."""
+        if shape not in self._limits:
+            p = self.problem
+            ok = tp_divides(p.model, shape.tp) and shape.pp <= p.model.layers
+            self._limits[shape] = (
+                running_limit(
+                    p.cluster.kinds[shape.kind], p.model, p.workload, self.moments, shape.tp, shape.pp, self.assumptions
+                )
+                if ok
+                else 0
+            )
+        return self._limits[shape]
+
+    def level(self, shape: ReplicaShape, running: int) -> Level:
+        """Rate and generation time of a replica with `running` samples at once."""
+        key = (shape, running)
+        if key not in self._levels:
+            c = self.problem.cluster
+            kind = c.kinds[shape.kind]
+            self._levels[key] = replica_level(
+                kind,
+                self.problem.model,
+                self.moments,
+                shape,
+                running,
+                local_link(c, kind),
+                c.same_kind,
+                self.assumptions,
+            )
+        return self._levels[key]
+
+    def offers(self, shape: ReplicaShape, link: Link) -> tuple[Offer, ...]:
+        """What a replica offers at each concurrency when weights reach it over `link`; empty when it does not fit."""
+        key = (shape, link)
+        if key not in self._offers:
+            kind = self.problem.cluster.kinds[shape.kind]
+            transfer = update_s(self.problem.model, kind, link, self.assumptions)
+            self._offers[key] = tuple(
+                make_offer(self.level(shape, b), transfer, self.problem.workload)
+                for b in concurrency_grid(self.running_limit(shape))
+            )
+        return self._offers[key]
+
+    def trainer(self, shape: TrainerShape) -> TrainerCost | None:
+        """The cost of a trainer; None when it does not fit."""
+        if shape not in self._trainers:
+            p = self.problem
+            ok = all(tp_divides(p.model, s.tp) for s in shape.stages)
+            ok = ok and all(s.dp <= p.workload.samples_per_step for s in shape.stages)
+            self._trainers[shape] = (
+                train_cost(
+                    shape,
+                    kinds=[p.cluster.kinds[s.kind] for s in shape.stages],
+                    model=p.model,
+                    workload=p.workload,
+                    m=self.moments,
+                    skew=[self.skew(s.dp) for s in shape.stages],
+                    trainer=p.capabilities.trainer,
+                    a=self.assumptions,
+                )
+                if ok
+                else None
+            )
+        return self._trainers[shape]
+
+    def skew(self, dp: int) -> float:
+        """Tokens of the fullest DP worker over the mean."""
+        if dp not in self._skew:
+            self._skew[dp] = imbalance(self.problem.workload, self.moments, dp)
+        return self._skew[dp]
+
+    def places_of(self, devices: Iterable[str]) -> tuple[Place, ...]:
+        """The distinct places of some devices, in order."""
+        return tuple(dict.fromkeys(self.places[d] for d in devices))
+
+    def trainer_shape(self, placement: Placement) -> TrainerShape:
+        """The shape of a trainer that lies on real devices."""
+        cluster = self.problem.cluster
+        places = [self.places_of(s.devices) for s in placement.stages]
+        stages = tuple(
+            StageShape(kind=s.kind, dp=s.dp, tp=s.tp, layers=s.layers, spread=spread_of(cluster, p))
+            for s, p in zip(placement.stages, places, strict=True)
+        )
+        links = tuple(best_link(cluster, a, b) for a, b in zip(places, places[1:], strict=False))
+        return TrainerShape(stages=stages, links=links)
+
+    def evaluate(self, plan: Plan) -> Scored | None:
+        """Prediction of a plan that the judge accepts; None when its trainer or a replica does not fit."""
+        train = plan.train
+        if train is None or not train.stages or not plan.rollouts:
+            return None
+        cost = self.trainer(self.trainer_shape(train))
+        if cost is None:
+            return None
+        groups = self._groups(plan.rollouts, self.places_of(train.devices))
+        if groups is None:
+            return None
+        solved = solve_period(cost.train_s, [g for g, _ in groups], self.rules)
+        if solved is None:
+            return None
+        return self._scored(plan, cost, groups, *solved)
+
+    def _groups(
+        self, rollouts: Sequence[Placement], trainer: tuple[Place, ...]
+    ) -> list[tuple[Group, list[Placement]]] | None:
+        """Replicas that offer the same, together."""
+        found: dict[tuple[Offer, ...], list[Placement]] = {}
+        for r in rollouts:
+            shape = ReplicaShape(kind=r.kind, tp=r.tp, pp=r.pp)
+            link = best_link(self.problem.cluster, trainer, self.places_of(r.devices))
+            offers = self.offers(shape, link)
+            if r.max_running is not None and offers:
+                if r.max_running > self.running_limit(shape):
+                    return None
+                offers = (make_offer(self.level(shape, r.max_running), offers[0].transfer_s, self.problem.workload),)
+            if not offers:
+                return None
+            found.setdefault(offers, []).append(r)
+        return [(Group(offers=o, count=len(rs), mandatory=True), rs) for o, rs in found.items()]
+
+    def _scored(
+        self,
+        plan: Plan,
+        cost: TrainerCost,
+        groups: list[tuple[Group, list[Placement]]],
+        period_s: float,
+        chosen: tuple[Offer | None, ...],
+    ) -> Scored:
+        rules, train_s = self.rules, cost.train_s
+        running: list[tuple[Offer, int]] = []
+        given: dict[str, tuple[Offer, float]] = {}
+        total = 0.0
+        for (group, replicas), offer in zip(groups, chosen, strict=True):
+            assert offer is not None, "a mandatory replica always has an offer at the solved period"
+            running.append((offer, group.count))
+            tokens = rules.given_tokens(offer, period_s, train_s)
+            total += tokens * group.count
+            for r in replicas:
+                given[r.devices[0]] = (offer, tokens)
+        rollout_s = window_needed_s(running, rules)
+        rate = rules.work_tokens / period_s
+        usd = self.usd_per_h(plan)
+        prediction = Prediction(
+            step_s=period_s,
+            train_s=train_s,
+            rollout_s=rollout_s,
+            update_s=max(o.transfer_s for o, _ in running),
+            tokens_per_s=rate,
+            usd_per_h=usd,
+            usd_per_mtok=None if usd is None else usd / 3600 / rate * 1e6,
+            staleness_mean=self._staleness(running, train_s, rollout_s),
+        )
+        placements = []
+        for p in plan.placements:
+            if p.role == "train":
+                placements.append(replace(p, rate_tokens_per_s=rules.work_tokens / train_s))
+                continue
+            offer, tokens = given[p.devices[0]]
+            placements.append(
+                replace(
+                    p,
+                    max_running=offer.level.running,
+                    rate_tokens_per_s=offer.level.rate_tokens_per_s,
+                    share=tokens / total if total > 0 else 0.0,
+                )
+            )
+        return Scored(plan=Plan(placements=tuple(placements)), prediction=prediction, trainer=cost)
+
+    def _staleness(self, running: Sequence[tuple[Offer, int]], train_s: float, rollout_s: float) -> float:
+        """Mean age of trained tokens in steps: C M_tail / B + rho while rollout is the slower side, else the bound."""
+        if self.rules.sync:
+            return 0.0
+        eta = float(self.rules.eta)
+        if rollout_s <= train_s:
+            return eta
+        concurrent = sum(o.level.running * n for o, n in running)
+        samples = self.problem.workload.samples_per_step
+        return min(eta, concurrent * self.moments.tail_group / samples + train_s / rollout_s)
+
+    def usd_per_h(self, plan: Plan) -> float | None:
+        """Price of every machine the plan uses, idle devices of it included; None when a price is not known."""
+        nodes = {self.places[d].node for p in plan.placements for d in p.devices}
+        total = 0.0
+        for d in self.problem.cluster.devices:
+            if d.node in nodes:
+                price = self.problem.cluster.kinds[d.kind].price_usd_per_h
+                if price is None:
+                    return None
+                total += price
+        return total

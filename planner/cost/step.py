@@ -1,0 +1,164 @@
+"""From the speeds of trainer and replicas to the period of one step.
+
+The period P is the smallest with, for trainer time T:
+- async: P >= T, and every replica keeps its samples inside the staleness bound: M_tail tau + T <= (eta + 1) P. The
+  replicas' work in a window of P covers a batch.
+- sync (or eta = 0): the window is P - T, and holds the longest response of the batch at the replica's own speed.
+A replica loses a pause in each window: the weight update (unless overlapped) and the recomputation of prefixes. With
+`update_mode = "pause"` the trainer waits for the update too.
+
+The limit on outstanding samples, sum b <= (eta + 1) B, follows: where more run, tau <= (eta + 1) P / M_tail gives a rate
+of at least M_tail B / P samples a second when the running ones are cut back to the limit.
+"""
+
+from collections.abc import Callable, Sequence
+
+from planner.cost.decode import Level
+from planner.cost.lengths import Moments
+from planner.record import record
+from planner.workload import Workload
+
+_ROUNDS = 200
+
+
+@record
+class Offer:
+    """A replica at one concurrency, as seen from one trainer: what it gives and what it asks of the period."""
+
+    level: Level
+    pause_s: float  # lost in each window
+    transfer_s: float  # the weight update's transfer, a part of the pause unless overlapped
+
+
+@record
+class Group:
+    """`count` interchangeable replicas, each of which may run at any of `offers`; optional ones may stay idle."""
+
+    offers: tuple[Offer, ...]
+    count: int = 1
+    mandatory: bool = False
+
+
+@record
+class Rules:
+    """The step's arithmetic for one workload."""
+
+    work_tokens: float
+    sync: bool
+    eta: int
+    tail_group: float
+    tail_batch: float
+    reward_s: float
+    pause_all: bool
+
+    def required_s(self, offer: Offer, train_s: float) -> float:
+        """The smallest period in which this replica may run at that concurrency."""
+        if self.sync:
+            need = train_s + self.reward_s + offer.pause_s + self.tail_batch * offer.level.tau_s
+        else:
+            need = (self.tail_group * offer.level.tau_s + train_s) / (self.eta + 1)
+        if self.pause_all:
+            need = max(need, train_s + offer.transfer_s)
+        return need
+
+    def window_s(self, period_s: float, train_s: float) -> float:
+        """Seconds of a period in which rollout may run."""
+        return period_s - self.reward_s - (train_s if self.sync else 0.0)
+
+    def given_tokens(self, offer: Offer, period_s: float, train_s: float) -> float:
+        """Tokens this replica samples in a period."""
+        return offer.level.rate_tokens_per_s * max(0.0, self.window_s(period_s, train_s) - offer.pause_s)
+
+    def best(self, offers: Sequence[Offer], period_s: float, train_s: float) -> Offer | None:
+        """The admissible offer that gives most in that period; None when none is admissible."""
+        allowed = [o for o in offers if self.required_s(o, train_s) <= period_s * (1 + 1e-12)]
+        return max(
+            allowed,
+            key=lambda o: (self.given_tokens(o, period_s, train_s), -o.level.running),
+            default=None,
+        )
+
+
+def rules_of(workload: Workload, m: Moments) -> Rules:
+    """The rules of a workload. Verification overlaps generation; the last sample's is added to the step."""
+    sync = workload.mode == "sync" or workload.eta == 0
+    return Rules(
+        work_tokens=workload.response_tokens_per_step,
+        sync=sync,
+        eta=workload.eta,
+        tail_group=m.tail_group,
+        tail_batch=m.tail_batch,
+        reward_s=workload.reward_s_per_sample,
+        pause_all=workload.update_mode == "pause" and not sync,
+    )
+
+
+def make_offer(level: Level, transfer_s: float, workload: Workload) -> Offer:
+    """A level with what an update costs it."""
+    pause = 0.0 if workload.update_mode == "overlapped" else transfer_s
+    # In sync mode nothing runs when the weights change.
+    if workload.kv_on_update == "recompute" and workload.mode == "async" and workload.eta > 0:
+        pause += level.recompute_s
+    return Offer(level=level, pause_s=pause, transfer_s=transfer_s)
+
+
+def solve_period(
+    train_s: float, groups: Sequence[Group], rules: Rules
+) -> tuple[float, tuple[Offer | None, ...]] | None:
+    """The smallest period and the offer each group takes (None: idle); None when the groups can do no work.
+
+    Work done is non-decreasing in the period, so bisection is exact to rounding.
+    """
+
+    def choice(period_s: float) -> tuple[Offer | None, ...]:
+        return tuple(rules.best(g.offers, period_s, train_s) for g in groups)
+
+    def work(period_s: float) -> float:
+        return sum(
+            g.count * rules.given_tokens(o, period_s, train_s)
+            for g, o in zip(groups, choice(period_s), strict=True)
+            if o is not None
+        )
+
+    if not any(o.level.rate_tokens_per_s > 0 for g in groups for o in g.offers):
+        return None
+    low = train_s
+    for g in groups:
+        if g.mandatory:
+            if not g.offers:
+                return None
+            low = max(low, min(rules.required_s(o, train_s) for o in g.offers))
+    if work(low) >= rules.work_tokens:
+        return low, choice(low)
+    high = max(low, 1e-9) * 2
+    while work(high) < rules.work_tokens:
+        high *= 2
+    low, high = _bisect(low, high, lambda p: work(p) >= rules.work_tokens)
+    return high, choice(high)
+
+
+def window_needed_s(groups: Sequence[tuple[Offer, int]], rules: Rules) -> float:
+    """C_I: the shortest window in which these replicas do a batch, reward included (seconds)."""
+    ordered = sorted(groups, key=lambda g: g[0].pause_s)
+    rate = lost = 0.0
+    answer = float("inf")
+    for offer, count in ordered:
+        rate += count * offer.level.rate_tokens_per_s
+        lost += count * offer.level.rate_tokens_per_s * offer.pause_s
+        # Replicas whose pause is longer than the window give nothing, so each prefix is a candidate.
+        answer = min(answer, max(offer.pause_s, (rules.work_tokens + lost) / rate))
+    if rules.sync:
+        answer = max(answer, max(o.pause_s + rules.tail_batch * o.level.tau_s for o, _ in groups))
+    return answer + rules.reward_s
+
+
+def _bisect(low: float, high: float, enough: Callable[[float], bool]) -> tuple[float, float]:
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2
+        if not low < middle < high or high - low <= 1e-14 * high:
+            break
+        if enough(middle):
+            high = middle
+        else:
+            low = middle
+    return low, high

@@ -1,0 +1,19 @@
+"""The schedulers by name. A scheduler offers plans to a `Search`."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from planner.errors import UnknownName
+from planner.schedulers.areal_hex import areal_hex
+from planner.schedulers.exhaustive import exhaustive
+from planner.search import Scheduler
+
+SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType({"areal-hex": areal_hex, "exhaustive": exhaustive})
+
+
+def scheduler(name: str) -> Scheduler:
+    """The scheduler of that name; UnknownName where there is none."""
+    try:
+        return SCHEDULERS[name]
+    except KeyError:
+        raise UnknownName("no such scheduler", got=name, expected=", ".join(SCHEDULERS)) from None

@@ -1,0 +1,201 @@
+"""Rollout MILP: replicas on the devices D_I for a given trainer.
+
+Columns are configurations psi = (devices, TP, PP, rate h); y_psi replicas of each and x_psi samples they generate.
+As published it is bilinear (x len <= Theta y h); at a fixed period it is linear: maximise the samples generated in the
+period. The period is then lowered to the root of the plan found, until no plan does more (Dinkelbach's iteration, which
+ends at the optimum after a few rounds).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pulp
+
+from planner.cluster import Link
+from planner.cost.decode import ReplicaShape
+from planner.cost.model import CostModel
+from planner.cost.network import Place, best_link
+from planner.cost.step import Group, Offer, solve_period
+from planner.placing import ReplicaLayout
+from planner.record import record
+from planner.space import DeviceClass, replica_shapes
+
+_ROUNDS = 12
+
+
+@record
+class _NodeType:
+    """Machines that are alike to a replica: same kind, same free devices, same way to the trainer."""
+
+    kind: str
+    size: int
+    link: Link
+    classes: tuple[int, ...]
+    must: int  # devices of it that must be used (then it is one class)
+
+
+@record
+class _Column:
+    """A configuration on a node type, or on all types of a kind where it spans machines."""
+
+    shape: ReplicaShape
+    offers: tuple[Offer, ...]
+    types: tuple[int, ...]
+
+
+@record
+class Rollout:
+    """The replicas chosen."""
+
+    replicas: tuple[ReplicaLayout, ...]
+
+
+def best_rollout(
+    cost: CostModel,
+    classes: Sequence[DeviceClass],
+    counts: Sequence[int],
+    trainer: tuple[Place, ...],
+    train_s: float,
+    mip_seconds: float,
+) -> Rollout | None:
+    """The replicas on `counts` devices of each class that give the shortest period beside that trainer."""
+    types = _types(cost, classes, counts, trainer)
+    columns = _columns(cost, classes, types)
+    if not columns:
+        return None
+    period = float("inf")
+    best: list[int] | None = None
+    for _ in range(_ROUNDS):
+        values = [_value(cost, c, period, train_s) for c in columns]
+        chosen = _milp(types, columns, values, cost.rules.work_tokens, mip_seconds)
+        if chosen is None or not any(chosen):
+            break
+        parts = _groups(types, columns, chosen)
+        solved = solve_period(train_s, [g for _, g in parts], cost.rules)
+        if solved is None or solved[0] >= period * (1 - 1e-9):
+            break
+        period = solved[0]
+        # A replica that may not run at the period is left out, unless an operator wants its devices in use.
+        best = [0] * len(columns)
+        for (i, g), offer in zip(parts, solved[1], strict=True):
+            best[i] += g.count if offer is not None else 0
+        if period <= train_s * (1 + 1e-12):
+            break
+    if best is None or not any(best):
+        return None
+    return Rollout(replicas=_assign(types, columns, best, counts))
+
+
+def _groups(types: list[_NodeType], columns: list[_Column], chosen: list[int]) -> list[tuple[int, Group]]:
+    """The chosen replicas by column; those that hold devices pinned to rollout are mandatory."""
+    out: list[tuple[int, Group]] = []
+    for i, (c, n) in enumerate(zip(columns, chosen, strict=True)):
+        must = sum(types[t].must for t in c.types)
+        forced = min(n, must) if c.shape.devices == 1 else (n if must else 0)
+        for count, mandatory in ((forced, True), (n - forced, False)):
+            if count:
+                out.append((i, Group(offers=c.offers, count=count, mandatory=mandatory)))
+    return out
+
+
+def _types(
+    cost: CostModel, classes: Sequence[DeviceClass], counts: Sequence[int], trainer: tuple[Place, ...]
+) -> list[_NodeType]:
+    found: dict[tuple[str, int, Link, int], list[int]] = {}
+    for i, c in enumerate(classes):
+        if counts[i] > 0:
+            link = best_link(cost.problem.cluster, trainer, (c.place,))
+            alone = i if c.must_roll else -1
+            found.setdefault((c.place.kind, counts[i], link, alone), []).append(i)
+    return [
+        _NodeType(
+            kind=kind, size=size, link=link, classes=tuple(ix), must=len(classes[alone].must_roll) if alone >= 0 else 0
+        )
+        for (kind, size, link, alone), ix in found.items()
+    ]
+
+
+def _columns(cost: CostModel, classes: Sequence[DeviceClass], types: list[_NodeType]) -> list[_Column]:
+    out: list[_Column] = []
+    for kind in dict.fromkeys(t.kind for t in types):
+        mine = [j for j, t in enumerate(types) if t.kind == kind]
+        for shape in replica_shapes(cost, classes, kind):
+            if shape.pp > 1:
+                slowest = min((types[j].link for j in mine), key=lambda link: link.bytes_per_s)
+                out.append(_Column(shape=shape, offers=cost.offers(shape, slowest), types=tuple(mine)))
+                continue
+            for j in mine:
+                if shape.tp <= types[j].size:
+                    out.append(_Column(shape=shape, offers=cost.offers(shape, types[j].link), types=(j,)))
+    return out
+
+
+def _value(cost: CostModel, column: _Column, period: float, train_s: float) -> float:
+    """Tokens one replica gives in the period; for an endless period, its best rate."""
+    if period == float("inf"):
+        return max(o.level.rate_tokens_per_s for o in column.offers)
+    offer = cost.rules.best(column.offers, period, train_s)
+    return 0.0 if offer is None else cost.rules.given_tokens(offer, period, train_s)
+
+
+def _milp(
+    types: list[_NodeType], columns: list[_Column], values: list[float], work_tokens: float, mip_seconds: float
+) -> list[int] | None:
+    """Replicas of each column that maximise the tokens given; None when the solver has no answer in time."""
+    covered = [t for c in columns for t in c.types]
+    if len(set(covered)) == len(covered):  # one configuration for each machine: nothing to choose
+        return [sum(len(types[t].classes) * (types[t].size // c.shape.tp) for t in c.types) // c.shape.pp
+                for c in columns]  # fmt: skip
+    top = max(values)
+    if top <= 0:
+        return None
+    problem = pulp.LpProblem("rollout", pulp.LpMaximize)
+    y = [problem.add_variable(f"y{i}", lowBound=0, cat=pulp.LpInteger) for i in range(len(columns))]
+    x = [problem.add_variable(f"x{i}", lowBound=0) for i in range(len(columns))]
+    problem += pulp.lpSum(x)
+    for i in range(len(columns)):
+        problem += x[i] <= values[i] / top * y[i]
+    chunks: dict[tuple[int, int], list[Any]] = {}
+    for i, c in enumerate(columns):
+        if c.shape.pp == 1:
+            chunks.setdefault((c.types[0], c.shape.tp), []).append(y[i])
+            continue
+        z = [problem.add_variable(f"z{i}_{t}", lowBound=0, cat=pulp.LpInteger) for t in c.types]
+        problem += pulp.lpSum(z) == c.shape.pp * y[i]
+        for t, var in zip(c.types, z, strict=True):
+            chunks.setdefault((t, c.shape.tp), []).append(var)
+    degrees = sorted({tp for _, tp in chunks})
+    for t, node in enumerate(types):
+        mine = [(tp, v) for (u, tp), vs in chunks.items() if u == t for v in vs]
+        # Powers of two pack greedily: enough room for the chunks of every size and above is enough room.
+        for size in degrees:
+            larger = [tp * v for tp, v in mine if tp >= size]
+            if larger:
+                problem += pulp.lpSum(larger) <= len(node.classes) * (node.size // size) * size
+        if node.must:
+            problem += pulp.lpSum(tp * v for tp, v in mine) >= node.must
+    problem.solve(pulp.COIN_CMD(path=pulp.PULP_CBC_CMD.pulp_cbc_path, msg=False, timeLimit=mip_seconds, threads=1))
+    if problem.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+        return None
+    return [round(v.value() or 0) for v in y]
+
+
+def _assign(
+    types: list[_NodeType], columns: list[_Column], chosen: list[int], counts: Sequence[int]
+) -> tuple[ReplicaLayout, ...]:
+    """Put replicas on classes, larger TP first, each chunk on the first machine of its type with room."""
+    left = list(counts)
+    out: list[ReplicaLayout] = []
+    for c, n in sorted(zip(columns, chosen, strict=True), key=lambda p: (-p[0].shape.tp, -p[0].shape.pp)):
+        room = [i for t in c.types for i in types[t].classes]
+        for _ in range(n):
+            chunks: list[int] = []
+            for _ in range(c.shape.pp):
+                spot = next((i for i in room if left[i] >= c.shape.tp), None)
+                if spot is None:
+                    break
+                left[spot] -= c.shape.tp
+                chunks.append(spot)
+            if len(chunks) == c.shape.pp:
+                out.append(ReplicaLayout(shape=c.shape, chunks=tuple(chunks)))
+    return tuple(out)

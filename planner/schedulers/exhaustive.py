@@ -1,0 +1,138 @@
+"""The oracle for tiny clusters: every valid plan, told valid by the judge alone, scored by the cost model.
+
+It shares nothing with the other schedulers but the cost model and the definition of the plan space (shapes, layer split): roles are given
+device by device, trainers are enumerated over ordered selections of devices, replicas over set partitions. Relabelled
+copies of a plan are scored once. Concurrency is chosen by the cost model.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+from planner.cluster import Device
+from planner.cost.decode import ReplicaShape
+from planner.cost.training import split_layers
+from planner.errors import InvalidInput
+from planner.judge import violations
+from planner.plan import Placement, Plan, Stage
+from planner.schedulers.areal_hex.training import head_layers, stage_weights
+from planner.search import Search
+from planner.space import TP_DEGREES, BlockShape, device_classes, replica_shapes, role_limits
+
+MAX_DEVICES = 7
+
+Signature = tuple[object, ...]
+
+
+def exhaustive(search: Search) -> None:
+    """Offer every plan. InvalidInput for more than `MAX_DEVICES` usable devices."""
+    problem = search.problem
+    barred = {d for d, role in role_limits(problem.overrides).items() if role == "idle"}
+    devices = [d for d in problem.cluster.devices if d.id not in barred]
+    if len(devices) > MAX_DEVICES:
+        raise InvalidInput(
+            "the exhaustive scheduler is for tiny clusters", got=len(devices), expected=f"at most {MAX_DEVICES} devices"
+        )
+    seen: set[Signature] = set()
+    classes = device_classes(problem)
+    shapes = {k: replica_shapes(search.cost, classes, k) for k in {d.kind for d in devices}}
+    for train in _trainers(search, devices):
+        rest = [d for d in devices if d.id not in train.devices]
+        for rollouts in _replica_sets(shapes, rest):
+            if search.halted():
+                return
+            signature = _signature(train, rollouts, devices, search)
+            if signature in seen:
+                continue
+            seen.add(signature)
+            plan = Plan(placements=(train, *rollouts))
+            if not violations(plan, problem):
+                search.offer(plan)
+
+
+def _trainers(search: Search, devices: list[Device]) -> Iterator[Placement]:
+    caps = search.problem.capabilities
+    limit = min(len(devices) - 1, caps.train_max_devices or len(devices))
+    for size in range(1, limit + 1):
+        for chosen in itertools.combinations(devices, size):
+            kinds = list(dict.fromkeys(d.kind for d in chosen))
+            if len(kinds) > min(2, caps.train_max_kinds):
+                continue
+            for order in itertools.permutations(kinds):
+                groups = [[d for d in chosen if d.kind == k] for k in order]
+                for blocks in itertools.product(*(_blocks(k, len(g)) for k, g in zip(order, groups, strict=True))):
+                    yield from _arranged(search, blocks, groups)
+
+
+def _blocks(kind: str, devices: int) -> Iterator[BlockShape]:
+    for tp in TP_DEGREES:
+        for pp in range(1, devices // tp + 1):
+            if devices % (tp * pp) == 0:
+                yield BlockShape(kind=kind, tp=tp, dp=devices // (tp * pp), pp=pp)
+
+
+def _arranged(search: Search, blocks: tuple[BlockShape, ...], groups: list[list[Device]]) -> Iterator[Placement]:
+    layers = split_layers(search.problem.model.layers, stage_weights(search.cost, blocks), head_layers(search.cost))
+    if layers is None:
+        return
+    for orders in itertools.product(*(_orders(g) for g in groups)):
+        stages: list[Stage] = []
+        for b, order in zip(blocks, orders, strict=True):
+            size = b.dp * b.tp
+            for s in range(b.pp):
+                stages.append(
+                    Stage(
+                        devices=tuple(d.id for d in order[s * size : (s + 1) * size]),
+                        kind=b.kind,
+                        dp=b.dp,
+                        tp=b.tp,
+                        layers=layers[len(stages)],
+                    )
+                )
+        yield Placement(
+            role="train",
+            kind="+".join(b.kind for b in blocks),
+            devices=tuple(d for s in stages for d in s.devices),
+            tp=stages[0].tp,
+            dp=stages[0].dp,
+            pp=len(stages),
+            stages=tuple(stages),
+        )
+
+
+def _orders(devices: list[Device]) -> Iterator[tuple[Device, ...]]:
+    """Arrangements that differ in the machine at some position: devices of a machine are alike."""
+    seen: set[tuple[str, ...]] = set()
+    for order in itertools.permutations(devices):
+        nodes = tuple(d.node for d in order)
+        if nodes not in seen:
+            seen.add(nodes)
+            yield order
+
+
+def _replica_sets(
+    shapes: Mapping[str, tuple[ReplicaShape, ...]], devices: list[Device]
+) -> Iterator[tuple[Placement, ...]]:
+    """Every set of disjoint replicas on some of the devices."""
+    if not devices:
+        yield ()
+        return
+    first, rest = devices[0], devices[1:]
+    yield from _replica_sets(shapes, rest)  # the first device stays idle
+    peers = [d for d in rest if d.kind == first.kind]
+    for shape in shapes[first.kind]:
+        for others in itertools.combinations(peers, shape.devices - 1):
+            # In node order, a set of devices has TP groups inside machines if any order has.
+            mine = tuple(d.id for d in sorted((first, *others), key=lambda d: d.node))
+            replica = Placement(role="rollout", kind=first.kind, devices=mine, tp=shape.tp, pp=shape.pp)
+            left = [d for d in rest if d not in others]
+            for more in _replica_sets(shapes, left):
+                yield (replica, *more)
+
+
+def _signature(train: Placement, rollouts: tuple[Placement, ...], devices: list[Device], search: Search) -> Signature:
+    """What a plan's score depends on, device ids apart; overridden devices keep their ids."""
+    limits = role_limits(search.problem.overrides)
+    names = {d.id: (d.node, d.kind, d.region, d.id if d.id in limits else "") for d in devices}
+    stages = tuple((s.kind, s.dp, s.tp, s.layers, tuple(names[d] for d in s.devices)) for s in train.stages)
+    replicas = sorted((r.tp, r.pp, tuple(sorted(names[d] for d in r.devices))) for r in rollouts)
+    return (stages, tuple(replicas))

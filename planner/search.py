@@ -1,0 +1,73 @@
+"""What a scheduler is handed: a problem's costs, a budget, and the place where plans are offered."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from planner.cost.model import CostModel, Scored
+from planner.plan import Plan
+from planner.problem import Budget, Problem
+
+_TIE = 1e-9
+
+
+class Search:
+    """Keeps the incumbent and the count of evaluations. One instance a call of `solve`."""
+
+    def __init__(
+        self,
+        cost: CostModel,
+        budget: Budget,
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_improved: Callable[[Scored], None] = lambda _: None,
+    ) -> None:
+        self.cost, self.budget = cost, budget
+        self._should_stop, self._on_improved = should_stop, on_improved
+        self.best: Scored | None = None
+        self.evaluations = 0
+        self.stopped = False
+
+    @property
+    def problem(self) -> Problem:
+        """The problem being solved."""
+        return self.cost.problem
+
+    def halted(self) -> bool:
+        """Whether to return what there is. Never before there is an incumbent: a stop still gets an answer."""
+        if self.best is not None and (self.evaluations >= self.budget.evaluations or self._should_stop()):
+            self.stopped = True
+        return self.stopped
+
+    def offer(self, plan: Plan) -> Scored | None:
+        """Score a valid plan and keep it if it is the best so far; None when it does not fit."""
+        self.evaluations += 1
+        scored = self.cost.evaluate(plan)
+        if scored is not None and (self.best is None or self.better(scored, self.best)):
+            self.best = scored
+            self._on_improved(scored)
+        return scored
+
+    def better(self, new: Scored, old: Scored) -> bool:
+        """Shorter step; among equals fewer devices that change role, C_T <= C_I, then the shorter rollout."""
+        a, b = new.prediction, old.prediction
+        if abs(a.step_s - b.step_s) > _TIE * b.step_s:
+            return a.step_s < b.step_s
+        left = (self.moved(new.plan), a.train_s > a.rollout_s * (1 + _TIE))
+        right = (self.moved(old.plan), b.train_s > b.rollout_s * (1 + _TIE))
+        if left != right:
+            return left < right
+        return a.rollout_s < b.rollout_s * (1 - _TIE)
+
+    def moved(self, plan: Plan) -> int:
+        """Devices whose role is not that of the plan in force."""
+        force = self.problem.in_force
+        if force is None:
+            return 0
+        ids = (d.id for d in self.problem.cluster.devices)
+        return sum(plan.role_of(d) != force.role_of(d) for d in ids)
+
+
+class Scheduler(Protocol):
+    """Offers plans to the search until it is done or halted."""
+
+    def __call__(self, search: Search) -> None: ...

@@ -1,0 +1,118 @@
+"""The plan space, as data: which devices may take which role, and the shapes replicas and trainers may have.
+
+Rollout replicas are of one device kind, TP inside a machine, PP over machines only where memory asks. The trainer is a
+pipeline of at most two kind-blocks; every block has its own TP and DP and one or more stages. TP degrees are powers of
+two that divide heads and MLP.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from planner.cluster import Device
+from planner.cost.decode import ReplicaShape
+from planner.cost.memory import tp_divides
+from planner.cost.model import CostModel
+from planner.cost.network import Place
+from planner.override import Override
+from planner.problem import Problem
+from planner.record import record
+
+TP_DEGREES = (1, 2, 4, 8)
+
+
+@record
+class DeviceClass:
+    """Interchangeable devices of one kind in one machine, by what overrides let them do."""
+
+    place: Place
+    free: tuple[str, ...]
+    must_train: tuple[str, ...] = ()
+    must_roll: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Devices of the class, whatever their role."""
+        return len(self.free) + len(self.must_train) + len(self.must_roll)
+
+
+def role_limits(overrides: tuple[Override, ...]) -> Mapping[str, str]:
+    """What each overridden device must do: "train", "rollout" or "idle". The last pin counts; a cordon always wins."""
+    out: dict[str, str] = {}
+    for o in overrides:
+        if o.kind == "pin" and o.role is not None:
+            out[o.device] = o.role
+    for o in overrides:
+        if o.kind in ("cordon", "drain"):
+            out[o.device] = "idle"
+    return out
+
+
+def device_classes(problem: Problem) -> tuple[DeviceClass, ...]:
+    """The usable devices by (machine, kind), in the cluster's order."""
+    limits = role_limits(problem.overrides)
+    found: dict[Place, dict[str, list[Device]]] = {}
+    for d in problem.cluster.devices:
+        role = limits.get(d.id, "free")
+        if role != "idle":
+            place = Place(node=d.node, kind=d.kind, region=d.region)
+            found.setdefault(place, {}).setdefault(role, []).append(d)
+    return tuple(
+        DeviceClass(
+            place=place,
+            free=tuple(d.id for d in roles.get("free", ())),
+            must_train=tuple(d.id for d in roles.get("train", ())),
+            must_roll=tuple(d.id for d in roles.get("rollout", ())),
+        )
+        for place, roles in found.items()
+    )
+
+
+def tp_degrees(problem: Problem, cap: int) -> tuple[int, ...]:
+    """TP degrees that the model and a capability allow."""
+    return tuple(t for t in TP_DEGREES if t <= cap and tp_divides(problem.model, t))
+
+
+def replica_shapes(cost: CostModel, classes: Sequence[DeviceClass], kind: str) -> tuple[ReplicaShape, ...]:
+    """Rollout shapes of one kind that fit in memory. PP > 1 only where no TP degree inside a machine fits alone."""
+    caps = cost.problem.capabilities
+    sizes = [c.size for c in classes if c.place.kind == kind]
+    degrees = [t for t in tp_degrees(cost.problem, caps.rollout_max_tp) if t <= max(sizes, default=0)]
+    single = [ReplicaShape(kind=kind, tp=t) for t in degrees]
+    found = [s for s in single if cost.running_limit(s) > 0]
+    if found:
+        return tuple(found)
+    pipelines = [
+        ReplicaShape(kind=kind, tp=t, pp=pp)
+        for t in degrees
+        for pp in range(2, caps.rollout_max_pp + 1)
+        if t * pp <= sum(sizes)
+    ]
+    return tuple(s for s in pipelines if cost.running_limit(s) > 0)
+
+
+@record
+class BlockShape:
+    """Part of a trainer: `pp` stages of one kind, each of `dp` groups of `tp` devices."""
+
+    kind: str
+    tp: int
+    dp: int
+    pp: int
+
+    @property
+    def devices(self) -> int:
+        """Devices the block takes."""
+        return self.tp * self.dp * self.pp
+
+
+def block_shapes(problem: Problem, kind: str, node_sizes: tuple[int, ...], devices: int) -> tuple[BlockShape, ...]:
+    """All blocks of one kind on machines of those sizes, of at most `devices` devices."""
+    caps = problem.capabilities
+    limit = min(devices, caps.train_max_devices or devices)
+    out: list[BlockShape] = []
+    for tp in tp_degrees(problem, caps.train_max_tp):
+        chunks = sum(n // tp for n in node_sizes)
+        for pp in range(1, min(caps.train_max_pp, problem.model.layers) + 1):
+            for dp in range(1, min(chunks, limit // tp) // pp + 1):
+                if dp <= problem.workload.samples_per_step:
+                    out.append(BlockShape(kind=kind, tp=tp, dp=dp, pp=pp))
+    return tuple(out)

@@ -1,0 +1,173 @@
+"""From a configuration to the planner's problem. Pure: the pacing file is never read here, it belongs to the devices."""
+
+from planner.catalogue import CATALOGUE
+from planner.cluster import Cluster, Device, DeviceKind, Link
+from planner.model import ModelSpec
+from planner.override import Override
+from planner.plan import Plan
+from planner.problem import Capabilities, Problem
+from planner.record import replace
+from planner.workload import Lengths, Workload
+from runtime.config.schema import Config, DeviceSection, KindSection, LinkSection
+from runtime.errors import ConfigError
+
+# Assumption where the file names no link: 100 Gbit/s Ethernet between machines.
+DEFAULT_LINK = Link(latency_s=1e-4, bytes_per_s=1.25e10)
+_DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
+
+
+def cluster_from_config(config: Config) -> Cluster:
+    """The fleet as the file declares it (`declared`, `paced`, or `devices` given for another source).
+
+    Devices are called "<node>/gpu<i>", paced ones "paced-<node>-<i>"; without devices, `cpu` is one "cpu-n0-0".
+    Raises ConfigError for a kind nobody knows, a node template without its number, or a fleet that is only known
+    once it has been looked at.
+    """
+    fleet = config.fleet
+    sections = fleet.devices
+    if not sections and fleet.source == "cpu":
+        sections = (DeviceSection(kind="host-cpu"),)
+    if not sections:
+        raise ConfigError(
+            "the fleet is only known where it runs",
+            where="fleet.devices",
+            expected="devices in the file",
+            hint='for planning, list [[fleet.devices]] and set fleet.source = "declared"',
+        )
+    kinds = {name: _kind(config, name) for name in dict.fromkeys(s.kind for s in sections)}
+    for name in fleet.prices:
+        if name not in kinds and name not in CATALOGUE and name not in fleet.kinds:
+            raise ConfigError(
+                "price of an unknown kind", where=f"fleet.prices.{name}", got=name, expected=", ".join(kinds)
+            )
+    return Cluster(
+        kinds=kinds,
+        devices=_devices(sections, fleet.source),
+        same_kind=_link(fleet.same_kind),
+        cross_kind=_link(fleet.cross_kind or fleet.same_kind),
+    )
+
+
+def problem_from_config(
+    config: Config,
+    cluster: Cluster,
+    model: ModelSpec,
+    *,
+    overrides: tuple[Override, ...] = (),
+    in_force: Plan | None = None,
+) -> Problem:
+    """The planner's problem for this configuration on that cluster.
+
+    The model is planned in the dtype it generates with; `shape` models keep the dtype of their own config. Raises
+    ConfigError (or the planner's InvalidInput) for values that cannot go together.
+    """
+    if config.model.source != "shape":
+        dtype = config.model.rollout_dtype or config.model.dtype
+        model = replace(model, dtype_bytes=_DTYPE_BYTES[dtype])
+    planner = config.planner
+    capabilities = Capabilities.single_device_roles() if planner.capabilities == "runtime" else Capabilities()
+    return Problem(
+        cluster=cluster,
+        model=model,
+        workload=workload_from_config(config),
+        capabilities=capabilities,
+        overrides=overrides,
+        objective=planner.objective,
+        floor_tokens_per_s=planner.floor_tokens_per_s,
+        in_force=in_force,
+        seed=config.run.seed,
+    )
+
+
+def workload_from_config(config: Config) -> Workload:
+    """Batch, lengths and staleness bound. A mean above its maximum is a ConfigError."""
+    lengths, algorithm = config.lengths, config.algorithm
+    response_max = lengths.response_max or config.sampling.max_new_tokens
+    for name, mean, most in (
+        ("prompt", lengths.prompt_mean, lengths.prompt_max),
+        ("response", lengths.response_mean, response_max),
+    ):
+        if mean > most:
+            raise ConfigError(
+                f"mean {name} length exceeds the longest",
+                where=f"lengths.{name}_mean",
+                got=mean,
+                expected=f"at most {most}",
+                hint="response_max defaults to sampling.max_new_tokens" if name == "response" else "",
+            )
+    return Workload(
+        algorithm=algorithm.name,
+        mode=algorithm.mode,
+        prompts_per_step=algorithm.prompts_per_step,
+        responses_per_prompt=algorithm.responses_per_prompt,
+        prompt=Lengths(mean_tokens=lengths.prompt_mean, max_tokens=lengths.prompt_max),
+        response=Lengths(mean_tokens=lengths.response_mean, cv=lengths.response_cv, max_tokens=response_max),
+        eta=algorithm.bound,
+        proximal_forward=algorithm.objective == "decoupled",
+    )
+
+
+def _kind(config: Config, name: str) -> DeviceKind:
+    fleet = config.fleet
+    declared = fleet.kinds.get(name)
+    if declared is not None:
+        kind = _declared(name, declared, paced=fleet.source == "paced")
+    elif name in CATALOGUE and fleet.source != "paced":
+        kind = CATALOGUE[name]
+    else:
+        known = fleet.kinds if fleet.source == "paced" else {**fleet.kinds, **CATALOGUE}
+        raise ConfigError(
+            "unknown device kind",
+            where="fleet.devices.kind",
+            got=name,
+            expected=", ".join(known),
+            hint=f"declare [fleet.kinds.{name}] with peak_flops, hbm, memory and link",
+        )
+    if name in fleet.prices:
+        kind = replace(kind, price_usd_per_h=fleet.prices[name])
+    return kind
+
+
+def _declared(name: str, section: KindSection, *, paced: bool) -> DeviceKind:
+    return DeviceKind(
+        name=name,
+        peak_flops=section.peak_flops,
+        hbm_bytes_per_s=section.hbm,
+        memory_bytes=section.memory,
+        link_bytes_per_s=section.link,
+        launch_s=section.launch,
+        price_usd_per_h=section.price_usd_per_h,
+        source="declared in the configuration",
+        paced=paced,
+    )
+
+
+def _link(section: LinkSection | None) -> Link:
+    return DEFAULT_LINK if section is None else Link(latency_s=section.latency, bytes_per_s=section.bandwidth)
+
+
+def _devices(sections: tuple[DeviceSection, ...], source: str) -> tuple[Device, ...]:
+    """Expand counts. Numbering goes on where sections share a node or a node template."""
+    out: list[Device] = []
+    on_node: dict[str, int] = {}
+    machines: dict[str, int] = {}
+    for number, s in enumerate(sections):
+        if s.per_node is not None and "{i}" not in s.node and s.count > s.per_node:
+            raise ConfigError(
+                "several machines need numbered names",
+                where=f"fleet.devices.{number}.node",
+                got=s.node,
+                expected='a name with "{i}", such as "a{i}"',
+            )
+        per_node = s.per_node or s.count
+        for start in range(0, s.count, per_node):
+            node = s.node
+            if "{i}" in node:
+                node = node.replace("{i}", str(machines.get(s.node, 0)))
+                machines[s.node] = machines.get(s.node, 0) + 1
+            for _ in range(min(per_node, s.count - start)):
+                i = on_node.get(node, 0)
+                on_node[node] = i + 1
+                name = {"paced": f"paced-{node}-{i}", "cpu": f"cpu-{node}-{i}"}.get(source, f"{node}/gpu{i}")
+                out.append(Device(id=name, kind=s.kind, node=node, region=s.region, index=i))
+    return tuple(out)
