@@ -21,7 +21,6 @@ from runtime.rl.types import (
     FlowStatus,
     NextBatch,
     ReplicaStatus,
-    RunLimits,
     TrainerHello,
     TrainerWelcome,
 )
@@ -48,18 +47,18 @@ class FlowDouble:
             raise RefusedError("an older daemon", got=epoch, expected=f">= {self._state['daemon']}")
         self._state["daemon"] = epoch
 
-    async def exchange(self, r: ExchangeRequest) -> ExchangeReply:
+    def exchange(self, r: ExchangeRequest) -> ExchangeReply:
         self._rows[r.replica, r.epoch] = r
         self._state["tokens"][f"{r.replica}/{r.epoch}"] = r.stats.decoded_tokens
         self._save()
         order = self._state["orders"].get(f"{r.replica}/{r.epoch}", "serve")
         return ExchangeReply(ack_seq=r.seq, order=order)
 
-    async def hello(self, h: TrainerHello) -> TrainerWelcome:
+    def hello(self, h: TrainerHello) -> TrainerWelcome:
         self._trainer = h.epoch
         return TrainerWelcome(load_step=None, lineage=0, published=None)
 
-    async def next_batch(self, trainer: str, epoch: int) -> NextBatch:
+    def next_batch(self, trainer: str, epoch: int) -> NextBatch:
         return NextBatch(order=self._state["trainer_order"], waits_for="nothing")
 
     def set_order(self, daemon: int, replica: str, epoch: int, order: str) -> None:
@@ -83,17 +82,25 @@ class FlowDouble:
         self._rows.pop((replica, epoch), None)
         self._save()
 
-    def finish(self) -> None:
+    def forget_trainer(self, daemon: int, epoch: int) -> None:
+        self._fence(daemon)
+        self._trainer = None
+
+    def finish(self, daemon: int) -> None:
+        self._fence(daemon)
+        self._state["orders"] = {f"{r}/{e}": "drain" for r, e in self._rows}
+        self._state["trainer_order"] = "stop"
+        self._save()
+
+    def tick(self) -> None:
+        return
+
+    def close(self) -> None:
         self._save()
 
     def status(self) -> FlowStatus:
-        state = (
-            "absent"
-            if self._trainer is None
-            else "quiesced"
-            if self._state["trainer_order"] == "quiesce"
-            else "waiting"
-        )
+        told = {"quiesce": "quiesced", "stop": "absent"}.get(self._state["trainer_order"], "waiting")
+        state = "absent" if self._trainer is None else told
         return FlowStatus(
             step=0,
             lineage=0,
@@ -150,7 +157,7 @@ class PoolDouble:
         return float(len(text))
 
 
-def flow(me: Identity, config: Config, paths: RunPaths, limits: RunLimits) -> FlowDouble:
+def flow(me: Identity, config: Config, paths: RunPaths, *_: Any) -> FlowDouble:
     """Factory of the flow actor."""
     return FlowDouble(paths.folder / "flow-double.json")
 

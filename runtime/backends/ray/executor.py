@@ -30,7 +30,7 @@ from runtime.core.action import (
 )
 from runtime.errors import DeadlineError, RefusedError, RunError
 
-PLACE_S = 20.0
+PLACE_S = 10.0
 FLOW_S = 30.0  # flow may be restarting
 logger = logging.getLogger(__name__)
 
@@ -199,7 +199,9 @@ class Executor:
                 if isinstance(e, RefusedError):
                     raise
                 logger.warning("stop trainer %s: %s", body.id, in_words(e))
-        self._free(body, self._end(body))
+        gpus = self._end(body)
+        self._ask("forget_trainer", self._world.daemon_epoch, body.epoch)
+        self._free(body, gpus)
         with self._lock:
             self._quiescing.discard(body.epoch)
 

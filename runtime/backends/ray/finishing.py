@@ -1,5 +1,6 @@
 """The end of a run: suspend, settle, end the actors, end Ray if it is ours. One deadline over everything."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -37,7 +38,7 @@ class Ending:
             self._attempt("suspend", lambda: self._suspend(bodies))
         for body in bodies:
             self._attempt(f"end {body.role} {body.id}", lambda: self._end_body(body))  # noqa: B023 - called at once
-        self._attempt("close the ledger", lambda: self._ask("finish"))
+        self._attempt("close the ledger", lambda: self._ask("close"))
         for service in (names.FLOW, names.REWARDS):
             self._attempt(f"end {service}", lambda: self._end_service(service))  # noqa: B023 - called at once
         ray_cluster.disconnect()
@@ -50,17 +51,26 @@ class Ending:
         return call(self._world.ray, ref, what=f"flow.{method}", deadline_s=left)
 
     def _suspend(self, bodies: tuple[BodyName, ...]) -> None:
-        """Order all to let go and wait until flow says that nothing is leased and the trainer stands."""
-        epoch = self._world.daemon_epoch
-        living = {b for b in bodies if self._world.find(names.actor_name(b)) is not None}
-        for body in living:
-            if body.role == "replica":
-                self._ask("set_order", epoch, body.id, body.epoch, "drain")
-            else:
-                self._ask("set_trainer_order", epoch, body.epoch, "quiesce")
+        """Tell all to let go and wait until flow says that nothing is leased and the trainer stands."""
+        self._ask("finish", self._world.daemon_epoch)
         pause = threading.Event()
-        while time.monotonic() < self._until and not self._settled(self._ask("status"), living):
+        while time.monotonic() < self._until and not self._settled(self._ask("status"), self._living(bodies)):
             pause.wait(0.1)
+
+    def _living(self, bodies: tuple[BodyName, ...]) -> set[BodyName]:
+        """Bodies whose loop still runs; one that does not answer may."""
+        ray = self._world.ray
+        handles = {b: h for b in bodies if (h := self._world.find(names.actor_name(b))) is not None}
+        asked = {h.ping.remote(): b for b, h in handles.items()}
+        if not asked:
+            return set()
+        ready, silent = ray.wait(list(asked), num_returns=len(asked), timeout=1.0)
+        living = {asked[ref] for ref in silent}
+        for ref in ready:
+            with contextlib.suppress(ray.exceptions.RayError):
+                if ray.get(ref).phase in ("starting", "running"):
+                    living.add(asked[ref])
+        return living
 
     @staticmethod
     def _settled(status: FlowStatus, living: set[BodyName]) -> bool:

@@ -43,7 +43,8 @@ class World:
     def identity(self, name: str, id_: str, epoch: int, devices: tuple[str, ...] = ()) -> Identity:
         """Identity of a new actor."""
         gpus = tuple(d for d in devices if is_gpu(d))
-        paced = any(self.cluster.kind_of(d).paced for d in devices)
+        kinds = [self.cluster.kind_of(d) for d in devices]
+        paced = any(k.paced for k in kinds)
         return Identity(
             run=self.run_id,
             hexctl_version=self.hexctl_version,
@@ -53,6 +54,8 @@ class World:
             epoch=epoch,
             log=str(self.paths.logs / f"{name}.log"),
             devices=devices,
+            kind=kinds[0].name if kinds else "",
+            paced=paced,
             gpus=gpus,
             torch_threads=_threads(name, gpu=bool(gpus), paced=paced),
         )

@@ -29,6 +29,8 @@ class Identity:
     epoch: int
     log: str  # file that takes its output
     devices: tuple[str, ...] = ()
+    kind: str = ""  # of its devices
+    paced: bool = False
     gpus: tuple[str, ...] = ()  # UUIDs to make visible; () hides every GPU
     torch_threads: int = 1
 

@@ -1,0 +1,53 @@
+"""Flow's way to the verifiers: items go to the rewards actor, results come back as a call in flow's event loop."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from runtime.backends.ray import names
+from runtime.backends.ray.calls import unwrap, why_dead
+from runtime.rl.rewards.items import RewardItem, RewardResult
+
+AGAIN_S = (0.5, 1.0, 2.0, 5.0)
+logger = logging.getLogger(__name__)
+
+
+class RewardDispatch:
+    """`runtime.rl.rewards.items.RewardClient` over the rewards actor. Items that a dead actor had are sent to the next one."""
+
+    def __init__(self, run_id: str, deliver: Callable[[tuple[RewardResult, ...]], None]) -> None:
+        self._run_id, self._deliver = run_id, deliver
+        self._early: list[Sequence[RewardItem]] | None = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def submit(self, items: Sequence[RewardItem]) -> None:
+        """Never waits. Before `start` items are kept: flow submits while it is being built."""
+        if self._early is not None:
+            self._early.append(items)
+        elif items:
+            task = asyncio.get_running_loop().create_task(self._score(tuple(items)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def start(self) -> None:
+        """From now on items are sent. Runs in the event loop."""
+        early, self._early = self._early or [], None
+        for items in early:
+            self.submit(items)
+
+    async def _score(self, items: tuple[RewardItem, ...]) -> None:
+        import ray
+
+        for attempt in range(1_000_000):
+            try:
+                handle = ray.get_actor(names.REWARDS, namespace=names.namespace(self._run_id))
+                results: tuple[RewardResult, ...] = await handle.score.remote(items)
+            except (ValueError, ray.exceptions.RayError) as e:
+                logger.warning("rewards: %s; %d items will be sent again", why_dead(unwrap(e)), len(items))
+                await asyncio.sleep(AGAIN_S[min(attempt, len(AGAIN_S) - 1)])
+                continue
+            try:
+                self._deliver(tuple(results))
+            except Exception:
+                logger.exception("rewards: flow did not take the results; it will ask again")
+            return

@@ -1,0 +1,205 @@
+"""The Ray backend with real actors and small stand-ins for the workload: start, death, drain, adoption, the end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ray_world import RayWorld, paced_cluster
+
+from planner.record import replace
+from runtime.backends.ray.actors.identity import Parts
+from runtime.backends.ray.actors.marks import read_mark
+from runtime.backends.ray.backend import RayBackend
+from runtime.backends.ray.procs import group_members
+from runtime.config.schema import Config, ModelSection
+from runtime.core.action import (
+    DrainReplica,
+    QuiesceTrainer,
+    StartReplica,
+    StartTrainer,
+    StopReplica,
+    StopTrainer,
+)
+from runtime.core.observation import Observation
+from runtime.runs import RunInfo, start_ticks
+
+pytestmark = pytest.mark.ray
+CONFIG = Config(model=ModelSection(source="seeded", path=Path("unused")))
+CLUSTER = paced_cluster("dev0", "dev1", "dev2")
+PARTS = Parts(
+    flow="ray_doubles:flow",
+    rewards="ray_doubles:rewards",
+    replica="ray_doubles:replica",
+    trainer="ray_doubles:trainer",
+)
+
+
+def until(backend: RayBackend, wanted: Callable[[Observation], bool], deadline_s: float = 30.0) -> Observation:
+    """The first observation that is as wanted."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        seen = backend.observe(time.time())
+        if wanted(seen):
+            return seen
+        time.sleep(0.02)
+    pytest.fail(f"not seen within {deadline_s} s; last: {backend.observe(time.time())}")
+
+
+def phase(seen: Observation, replica: str) -> str:
+    """Phase of a replica; "" when there is none."""
+    return next((r.phase for r in seen.replicas if r.id == replica), "")
+
+
+@pytest.fixture
+def backend(ray_world: RayWorld) -> Iterator[RayBackend]:
+    run, _ = ray_world.new_run()
+    opened = ray_world.open(CONFIG, run, cluster=CLUSTER, parts=PARTS)
+    yield opened
+    opened.finish(10.0)
+
+
+@pytest.mark.kill
+def test_a_fleet_from_start_to_stop(backend: RayBackend) -> None:
+    """Start two replicas and a trainer, kill one replica, clear its body, drain the other, move the trainer."""
+    for step in (
+        StartReplica(replica="r0", epoch=1, devices=("dev0",)),
+        StartReplica(replica="r1", epoch=2, devices=("dev1",)),
+        StartTrainer(trainer="t", epoch=3, devices=("dev2",)),
+    ):
+        backend.apply(step)
+        backend.apply(step)  # the second time changes nothing
+    seen = until(
+        backend,
+        lambda o: (
+            phase(o, "r0") == phase(o, "r1") == "serving"
+            and [t.phase for t in o.trainers] == ["running"]
+            and o.host.resident_bytes is not None
+        ),
+    )
+    assert [r.devices for r in seen.replicas] == [("dev0",), ("dev1",)]
+    assert len(seen.replicas) == 2
+    assert seen.host.processes["replica-r0-1"] == seen.replicas[0].pid
+    assert {d.id for d in seen.devices if d.present} == {"dev0", "dev1", "dev2"}
+
+    victim = seen.replicas[0].pid
+    assert victim is not None
+    assert os.getpgid(victim) == victim
+    os.kill(victim, signal.SIGKILL)
+    dead = until(backend, lambda o: phase(o, "r0") == "dead", deadline_s=3.0)
+    assert "ended without notice" in dead.replicas[0].reason
+    assert phase(dead, "r1") == "serving"
+
+    backend.apply(StopReplica(replica="r0", epoch=1))
+    gone = until(backend, lambda o: len(o.replicas) == 1 and o.flow is not None and o.flow.redone_tokens > 0)
+    assert gone.flow is not None
+    assert 1 <= gone.flow.redone_tokens <= 2  # the double counts one token that it never flushes
+
+    backend.apply(DrainReplica(replica="r1", epoch=2))
+    until(backend, lambda o: phase(o, "r1") == "drained")
+    backend.apply(QuiesceTrainer(trainer="t", epoch=3))
+    until(backend, lambda o: [t.phase for t in o.trainers] == ["quiesced"])
+    backend.apply(StopTrainer(trainer="t", epoch=3))
+    backend.apply(StopReplica(replica="r1", epoch=2))
+    until(backend, lambda o: not o.trainers and not o.replicas)
+
+
+def test_a_device_that_is_taken_is_named(backend: RayBackend) -> None:
+    """A start on a device that another body holds fails with the holder's name, and its body can be cleared."""
+    backend.apply(StartReplica(replica="first", epoch=1, devices=("dev0",)))
+    until(backend, lambda o: phase(o, "first") == "serving")
+    backend.apply(StartReplica(replica="second", epoch=2, devices=("dev0",)))
+    seen = until(backend, lambda o: phase(o, "second") == "dead", deadline_s=40.0)
+    reason = next(r.reason for r in seen.replicas if r.id == "second")
+    assert "device dev0 is held by replica first" in reason
+    backend.apply(StopReplica(replica="second", epoch=2))
+    until(backend, lambda o: phase(o, "second") == "")
+
+
+def test_a_loop_that_fails_is_dead_in_words(ray_world: RayWorld) -> None:
+    """An exception in the workload's thread is the replica's reason, its traceback is in the actor's log."""
+    run, paths = ray_world.new_run()
+    backend = ray_world.open(CONFIG, run, cluster=CLUSTER, parts=replace(PARTS, replica="ray_doubles:failing"))
+    try:
+        backend.apply(StartReplica(replica="r0", epoch=1, devices=("dev0",)))
+        seen = until(backend, lambda o: phase(o, "r0") == "dead")
+        assert seen.replicas[0].reason == "ValueError: the engine rejects this model"
+        assert "Traceback" in (paths.logs / "replica-r0-1.log").read_text()
+    finally:
+        backend.finish(10.0)
+
+
+@pytest.mark.kill
+def test_flow_comes_back_with_what_it_knew(backend: RayBackend) -> None:
+    """Kill -9 flow: Ray restarts it, it goes on from its file, the replica goes on with it."""
+    backend.apply(StartReplica(replica="r0", epoch=1, devices=("dev0",)))
+    before = until(backend, lambda o: phase(o, "r0") == "serving" and o.flow_pid is not None)
+    assert before.flow is not None
+    assert before.flow_pid is not None
+    os.kill(before.flow_pid, signal.SIGKILL)
+    after = until(
+        backend, lambda o: o.flow_pid not in (None, before.flow_pid) and phase(o, "r0") == "serving" and bool(o.flow)
+    )
+    assert after.flow is not None
+    assert after.flow.generated_tokens >= before.flow.generated_tokens
+    assert after.replicas[0].pid == before.replicas[0].pid
+
+
+def driver(run: RunInfo, env: dict[str, str], script: str) -> subprocess.CompletedProcess[str]:
+    """Run `script` in a process of its own, with `run` and the test's names at hand."""
+    here = Path(__file__).resolve().parent
+    text = (
+        f"from test_backend import *\nfrom runtime.runs import read_run\nrun = read_run(Path({run.folder!r}))\n{script}"
+    )
+    env = {**env, "PYTHONPATH": f"{here.parent}{os.pathsep}{here}"}
+    return subprocess.run(
+        [sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.kill
+def test_actors_survive_their_daemon_and_are_adopted(ray_world: RayWorld) -> None:
+    """A driver starts a replica and is killed; another finds it, same pid; the first one's epoch is refused from then on."""
+    run, paths = ray_world.new_run()
+    first = driver(
+        run,
+        ray_world.env(),
+        "from runtime.backends.ray.open import open_backend\nfrom runtime.rl.types import RunLimits\n"
+        "b = open_backend(CONFIG, run.paths, run, CLUSTER, 1, RunLimits(), parts=PARTS)\n"
+        "b.apply(StartReplica(replica='r0', epoch=1, devices=('dev0',)))\n"
+        "until(b, lambda o: phase(o, 'r0') == 'serving')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n",
+    )
+    assert first.returncode == -signal.SIGKILL, first.stderr
+    found = read_mark(paths, "replica-r0-1")
+    assert found is not None
+    assert start_ticks(found.process.pid) == found.process.start_ticks
+
+    second = ray_world.open(CONFIG, run, cluster=CLUSTER, parts=PARTS, daemon_epoch=2)
+    try:
+        seen = until(second, lambda o: phase(o, "r0") == "serving")
+        assert seen.replicas[0].pid == found.process.pid
+        assert seen.replicas[0].devices == ("dev0",)
+        second.apply(DrainReplica(replica="r0", epoch=1))  # flow now knows the second daemon
+        until(second, lambda o: phase(o, "r0") == "drained")
+    finally:
+        second.close()
+
+    stale = ray_world.open(CONFIG, run, cluster=CLUSTER, parts=PARTS, daemon_epoch=1)
+    try:
+        stale.apply(StopReplica(replica="r0", epoch=1))
+        refused = until(stale, lambda o: any("refuses this daemon" in p for p in o.problems))
+        assert phase(refused, "r0") == "drained"
+    finally:
+        stale.close()
+
+    third = ray_world.open(CONFIG, run, cluster=CLUSTER, parts=PARTS, daemon_epoch=3)
+    until(third, lambda o: phase(o, "r0") == "drained")
+    third.finish(10.0)
+    assert not group_members(found.group)
+    assert json.loads((paths.folder / "flow-double.json").read_text())["tokens"] == {}
