@@ -20,3 +20,7 @@ class Backend(Protocol):
     def finish(self, deadline_s: float) -> None:
         """End of the run: suspend samples to the ledger, stop actors, stop Ray if this run started it."""
         ...
+
+    def close(self) -> None:
+        """Let go of the run without ending it: the daemon leaves, the actors go on. Also after `finish`; safe to repeat."""
+        ...

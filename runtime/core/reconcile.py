@@ -66,15 +66,17 @@ def next_steps(actual: Sequence[Body], state: ClusterState, now_s: float, *, mos
     steps = [*_clear(leaving, state)]
     starts, bars = _starts(actual, open_wishes, state, now_s, most_starts)
     again = [_start(b.unit, b.epoch, b.role, b.devices) for b in stays if b.phase == "ordered"]
-    leaves, later, waived = _leave(leaving, stays, open_wishes, actual)
+    cleared = {s.id for s in steps}
+    rest = [b for b in leaving if _stop(b).id not in cleared]
+    leaves, later, waived = _leave(rest, stays, open_wishes, actual, may_waive=state.need is None)
     now = (*steps, *again, *starts, *leaves)
     running = tuple(_under_way(actual, stays))
     if now or running:
         return Steps(now=now, running=running, waiting=(*later, *bars), waived=waived)
     if not leaving and not open_wishes:
         return Converged()
-    if bars and all("more s after" in b for b in bars):
-        return Steps(now=(), waiting=bars)
+    if state.need is not None or (bars and all("more s after" in b for b in bars)):
+        return Steps(now=(), waiting=(*later, *bars))
     return _blocked(leaving, bars, later)
 
 
@@ -175,9 +177,16 @@ def _unit_for(w: Wish, state: ClusterState, taken: set[str]) -> str:
 
 
 def _leave(
-    leaving: Sequence[Body], stays: Sequence[Body], open_wishes: Sequence[Wish], actual: Sequence[Body]
+    leaving: Sequence[Body],
+    stays: Sequence[Body],
+    open_wishes: Sequence[Wish],
+    actual: Sequence[Body],
+    *,
+    may_waive: bool,
 ) -> tuple[list[Step], tuple[str, ...], str]:
-    """The leaves that are safe now, those that come later in words, and why the floor cannot be kept."""
+    """The leaves that are safe now, those that come later in words, and why the floor cannot be kept.
+
+    `may_waive`: without an order that keeps the floor, leave all the same; not while a new plan is on its way."""
     going = [b for b in leaving if b.phase == "serving" and not b.leaving]
     if not going:
         return [], (), ""
@@ -190,6 +199,8 @@ def _leave(
     here = serving + sum(1 for m in movers if m.serves)
     floor, waived = 1, ""
     order = find_order(movers, open_wishes, here + coming, floor)
+    if order is None and not may_waive:
+        return [], tuple(describe(_let_go(b)) for b in going), ""
     if order is None:
         floor, order = 0, tuple(movers)
         waived = "no order of steps keeps a serving replica throughout"

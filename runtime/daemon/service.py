@@ -109,6 +109,8 @@ class Service:
         try:
             return await self._live(found)
         finally:
+            if self._loop.backend is not None:
+                await asyncio.to_thread(self._loop.backend.close)
             self._stop_api.set()
             await asyncio.gather(self._api, return_exceptions=True)
 

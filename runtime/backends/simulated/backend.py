@@ -78,6 +78,9 @@ class SimulatedBackend:
         self.fleet.bodies.clear()
         self.finished = True
 
+    def close(self) -> None:
+        """Nothing holds on to anything here."""
+
     def _flow_until(self, now_s: float) -> None:
         before_s = self.fleet.now_s
         self.fleet.advance(now_s)
@@ -134,7 +137,9 @@ class SimulatedBackend:
         )
 
     def _leased(self, b: SimBody) -> int:
-        return {"serving": self._behaviour.slots, "draining": self._behaviour.slots // 2}.get(b.phase, 0)
+        if b.phase == "serving" or b.served:
+            return self._behaviour.slots
+        return self._behaviour.slots // 2 if b.phase == "draining" else 0
 
     def _trainer(self, b: SimBody, now_s: float) -> TrainerSeen:
         return TrainerSeen(

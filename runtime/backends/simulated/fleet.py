@@ -40,6 +40,7 @@ class SimBody:
     pid: int
     hung_since_s: float | None = None
     reason: str = ""
+    served: bool = False  # when it died: its samples are still leased to it
 
 
 @record
@@ -165,7 +166,7 @@ class SimFleet:
                 self._leave(fault)
             case UnitDies():
                 for b in self._on(fault.device):
-                    b.phase, b.reason = "dead", fault.reason
+                    b.served, b.phase, b.reason = b.phase == "serving", "dead", fault.reason
             case UnitHangs():
                 for b in self._on(fault.device):
                     b.hung_since_s = self.now_s
@@ -181,7 +182,7 @@ class SimFleet:
             return
         d.present = False
         for b in self._on(fault.device):
-            b.phase, b.reason = "dead", "its device is gone"
+            b.served, b.phase, b.reason = b.phase == "serving", "dead", "its device is gone"
 
     def _on(self, device: str) -> list[SimBody]:
         return [b for b in self.bodies.values() if device in b.devices and b.phase != "dead"]

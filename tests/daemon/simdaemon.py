@@ -1,0 +1,32 @@
+"""A daemon whose fleet is simulated, for tests with real processes: `python simdaemon.py CONFIG ...`."""
+
+import sys
+
+from planner.cluster import Cluster
+from runtime.backends.protocol import Backend
+from runtime.backends.simulated.backend import SimulatedBackend
+from runtime.backends.simulated.script import Behaviour
+from runtime.config.problem import cluster_from_config
+from runtime.config.schema import Config
+from runtime.daemon.main import main
+from runtime.daemon.worlds import Found
+from runtime.paths import RunPaths
+from runtime.rl.types import RunLimits
+from runtime.runs import RunInfo
+
+
+class SimulatedWorld:
+    """The devices the configuration declares, doing no work."""
+
+    def discover(self, config: Config, run_id: str) -> Found:
+        return Found(cluster=cluster_from_config(config), label="simulated", notes=())
+
+    def open(
+        self, config: Config, paths: RunPaths, run: RunInfo, *, cluster: Cluster, epoch: int, limits: RunLimits
+    ) -> Backend:
+        behaviour = Behaviour(start_s=0.2, drain_s=0.2, quiesce_s=0.2, rollout_tokens_per_s=2000.0)
+        return SimulatedBackend(cluster, behaviour=behaviour, steps=limits.steps, eta=config.algorithm.bound)
+
+
+if __name__ == "__main__":
+    sys.exit(main(world=SimulatedWorld()))

@@ -1,0 +1,191 @@
+"""What the loop does about single things, end to end over the simulated fleet."""
+
+import pytest
+from simworld import SimWorld, device
+
+from runtime.backends.simulated.script import Behaviour, DeviceJoins, DeviceLeaves, UnitDies, UnitHangs
+from runtime.core.action import DrainReplica, QuiesceTrainer, StartReplica, StartTrainer, StopReplica, StopTrainer
+from runtime.core.trigger import ConsentRule
+from runtime.errors import RefusedError
+
+
+def kinds_of(world: SimWorld, start: int = 0) -> list[str]:
+    return [e.kind for e in world.loop.events(0, 10_000)][start:]
+
+
+def test_first_plan_is_carried_out() -> None:
+    world = SimWorld(3)
+    assert world.settle(30) <= 5
+    assert world.standing() == {"d0": "train", "d1": "rollout", "d2": "rollout"}
+    assert {s.id for s in world.witness.applied} == {"start-trainer:t0:1", "start-replica:r0:1", "start-replica:r1:1"}
+    assert kinds_of(world)[-1] == "PlanReached"
+
+
+def test_moving_the_trainer_drains_quiesces_stops_and_starts_in_that_order() -> None:
+    world = SimWorld(4)
+    world.settle()
+    begun = len(world.witness.applied)
+    world.command("pin", device="n0/gpu2", role="train")
+    world.settle()
+    assert world.standing()["d2"] == "train"
+    steps = list(dict.fromkeys(world.witness.applied[begun:]))
+    assert steps == [
+        DrainReplica(replica="r1", epoch=1),
+        StopReplica(replica="r1", epoch=1),
+        QuiesceTrainer(trainer="t0", epoch=1),
+        StopTrainer(trainer="t0", epoch=1),
+        StartTrainer(trainer="t0", epoch=2, devices=("d2",)),
+        StartReplica(replica="r3", epoch=1, devices=("d0",)),
+    ]
+
+
+def test_a_swap_keeps_a_serving_replica_by_moving_the_trainer_first() -> None:
+    world = SimWorld(2)
+    world.settle()
+    world.command("pin", device="d1", role="train")
+    fewest = 9
+    for _ in range(60):
+        world.run(0.5)
+        fewest = min(fewest, sum(1 for r in world.standing().values() if r == "rollout"))
+    assert world.standing() == {"d1": "train", "d0": "rollout"}
+    assert fewest == 1
+
+
+def test_a_killed_replica_comes_back_under_a_new_epoch() -> None:
+    world = SimWorld(3)
+    world.settle()
+    world.sim.fleet.inject(UnitDies(at_s=world.now_s + 1, device="d2"))
+    world.run(2)
+    assert world.settle(30) <= 6
+    assert world.loop.state.units["r1"].epoch == 2
+    messages = [e.message for e in world.loop.snapshot(world.now_s).events]
+    assert any("r1 died (killed by signal 9); its 16 samples go on elsewhere" in m for m in messages)
+
+
+def test_a_hung_replica_is_replaced_within_15_s_and_shown_hung() -> None:
+    world = SimWorld(3)
+    world.settle()
+    world.sim.fleet.inject(UnitHangs(at_s=world.now_s, device="d1"))
+    world.run(16)
+    assert "UnitDied" in kinds_of(world)
+    assert world.loop.state.units["r0"].hung
+    world.settle(20)
+    assert world.loop.state.units["r0"].epoch == 2
+
+
+def test_a_silent_device_is_stale_not_lost() -> None:
+    world = SimWorld(3)
+    world.settle()
+    world.sim.fleet.inject(DeviceLeaves(at_s=world.now_s, device="d1", noticed=False, returns_s=world.now_s + 30))
+    world.run(20)
+    row = next(d for d in world.loop.snapshot(world.now_s).devices if d.id == "d1")
+    assert (row.status, row.replica) == ("STALE", "r0")
+    assert world.standing()["d1"] == "rollout"
+    world.run(15)
+    assert "DeviceLost" not in kinds_of(world)
+    assert next(d for d in world.loop.snapshot(world.now_s).devices if d.id == "d1").status == "ok"
+
+
+def test_join_leave_join_within_a_minute_moves_at_most_once() -> None:
+    world = SimWorld(3)
+    world.settle()
+    plans = world.loop.state.plan_rev
+    at_s = world.now_s
+    for i, fault in enumerate([DeviceJoins, DeviceLeaves, DeviceJoins]):
+        t = at_s + 1 + i
+        world.sim.fleet.inject(
+            fault(at_s=t, device=device(7)) if fault is DeviceJoins else fault(at_s=t, device="d7")  # type: ignore[operator]
+        )
+    world.run(10)
+    world.settle(60)
+    assert world.loop.state.plan_rev <= plans + 1
+    assert world.standing()["d7"] == "rollout"
+
+
+def test_a_crash_loop_ends_in_quarantine_and_uncordon_lifts_it() -> None:
+    world = SimWorld(4)
+    world.settle()
+    for _ in range(200):
+        world.sim.fleet.inject(UnitDies(at_s=world.now_s, device="d3", reason="exit code 1"))
+        world.run(1)
+    assert world.loop.state.devices["d3"].quarantined == "exit code 1"
+    starts = [s for s in world.witness.applied if isinstance(s, StartReplica) and s.devices == ("d3",)]
+    assert len({s.id for s in starts}) == 5
+    assert world.settle(30) >= 0
+    assert "d3" not in world.standing()
+    world.command("uncordon", device="d3")
+    world.settle(60)
+    assert world.standing()["d3"] == "rollout"
+
+
+def test_lost_effects_are_repeated_without_new_records() -> None:
+    world = SimWorld(4, behaviour=Behaviour(lost_share=0.7), seed=3)
+    world.settle(120)
+    recorded = [e for e in kinds_of(world) if e == "StepOrdered"]
+    assert len(recorded) == 4
+    assert len(world.witness.applied) > 4
+
+
+def test_an_improvement_asks_and_a_repair_does_not() -> None:
+    world = SimWorld(3, consent=ConsentRule(mode="ask", expires_s=60))
+    world.settle()
+    world.sim.fleet.inject(DeviceJoins(at_s=world.now_s, device=device(3)))
+    world.run(8)
+    proposal = world.loop.snapshot(world.now_s).proposal
+    assert proposal is not None
+    assert proposal.plan.rev == 2
+    assert "d3" not in world.standing()
+    with pytest.raises(RefusedError, match="old"):
+        world.command("approve", plan_rev=1)
+    world.command("approve", plan_rev=2)
+    world.settle()
+    assert world.standing()["d3"] == "rollout"
+    world.sim.fleet.inject(DeviceLeaves(at_s=world.now_s, device="d0"))
+    world.run(1)
+    world.settle(60)
+    assert "train" in world.standing().values()
+    assert world.loop.state.proposal is None
+
+
+def test_a_proposal_expires() -> None:
+    world = SimWorld(3, consent=ConsentRule(mode="ask", expires_s=20))
+    world.settle()
+    world.sim.fleet.inject(DeviceJoins(at_s=world.now_s, device=device(3)))
+    world.run(30)
+    assert world.loop.state.proposal is None
+    assert "ProposalExpired" in kinds_of(world)
+    assert "d3" not in world.standing()
+
+
+def test_half_the_fleet_gone_at_once_is_one_plan() -> None:
+    world = SimWorld(8)
+    world.settle()
+    rev = world.loop.state.plan_rev
+    for n in (2, 3, 4, 5):
+        world.sim.fleet.inject(DeviceLeaves(at_s=world.now_s + 0.1 * n, device=f"d{n}"))
+    world.run(3)
+    world.settle(60)
+    assert world.loop.state.plan_rev == rev + 1
+    assert sorted(world.standing()) == ["d0", "d1", "d6", "d7"]
+
+
+def test_all_rollout_gone_the_trainer_stays_and_a_join_resumes() -> None:
+    world = SimWorld(3)
+    world.settle()
+    for n in (1, 2):
+        world.sim.fleet.inject(DeviceLeaves(at_s=world.now_s, device=f"d{n}"))
+    world.run(20)
+    assert world.standing() == {"d0": "train"}
+    assert world.loop.snapshot(world.now_s).infeasible
+    world.sim.fleet.inject(DeviceJoins(at_s=world.now_s, device=device(1)))
+    world.run(5)
+    world.settle(60)
+    assert world.standing() == {"d0": "train", "d1": "rollout"}
+
+
+def test_snapshot_numbers_grow_across_a_restart() -> None:
+    world = SimWorld(3)
+    world.run(5)
+    before = world.loop.seq
+    world.restart()
+    assert world.loop.seq > before
