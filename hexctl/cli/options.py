@@ -84,11 +84,14 @@ def config_path(text: str) -> Path:
     raise ConfigError("no such configuration", where=text, hint=hint)
 
 
-def load(text: str, settings: tuple[str, ...] = (), *, check_files: bool = True) -> "LoadedConfig":
-    """Load the configuration a person means."""
-    from runtime.config.load import load_config
+def load(text: str, settings: tuple[str, ...] = (), *, to_run: bool = False) -> "LoadedConfig":
+    """Load the configuration a person means; `to_run` also asks whether everything a run needs is named and there."""
+    from runtime.config.load import load_config, need_runnable
 
-    return load_config(config_path(text), overrides=overrides(settings), check_files=check_files)
+    loaded = load_config(config_path(text), overrides=overrides(settings), check_files=to_run)
+    if to_run:
+        need_runnable(loaded)
+    return loaded
 
 
 def answer(output: str, document: object, text: str) -> None:

@@ -91,6 +91,24 @@ def _hash(config: Config) -> str:
     return hashlib.sha256(body.encode()).hexdigest()
 
 
+def need_runnable(loaded: LoadedConfig) -> None:
+    """ConfigError when the configuration can be planned and not run: no task, shapes without weights, a declared fleet."""
+    config, wanting = loaded.config, []
+    if config.task is None:
+        wanting.append("a [task] table")
+    if config.model.source == "shape":
+        wanting.append('model.source = "seeded" or "pretrained"')
+    if config.fleet.source == "declared":
+        wanting.append("a fleet.source whose devices exist")
+    if wanting:
+        raise ConfigError(
+            "this configuration is for planning only",
+            where=str(loaded.path),
+            expected=", ".join(wanting),
+            hint="hexctl plan shows its plan",
+        )
+
+
 def leaves(config: Config) -> Iterator[tuple[str, object]]:
     """Every value as (dotted key, plain value), in the order of the schema."""
     yield from _leaves(config.model_dump(mode="json"), "")

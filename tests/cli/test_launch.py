@@ -91,6 +91,7 @@ def test_settings_travel_as_a_resolved_copy() -> None:
         (["daemon", "local", "--set", "algorithm.etta=1"], 2, "--set algorithm.etta: algorithm.etta: unknown key"),
         (["up", "local", "--set", "nonsense"], 2, "expected KEY=VALUE"),
         (["up", "nowhere"], 2, "shipped: "),
+        (["up", "local", "--set", "fleet.source=declared"], 2, "for planning only"),
         (["attach"], 3, "no live run"),
     ],
 )

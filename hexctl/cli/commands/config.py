@@ -19,7 +19,7 @@ def config() -> None:
 def show(config: str, settings: tuple[str, ...], output: str) -> None:
     from runtime.config.load import leaves
 
-    loaded = load(config, settings, check_files=False)
+    loaded = load(config, settings)
     rows = [(key, value, loaded.origins.get(key, "default")) for key, value in leaves(loaded.config)]
     document = {
         "path": str(loaded.path), "sha256": loaded.sha256, "values": {k: {"value": v, "origin": o} for k, v, o in rows},

@@ -46,7 +46,7 @@ def daemon(
     for_s = seconds(duration, where="--for") if duration is not None else None
     path = None
     if config is not None:
-        path = settled(load(config, settings), settings)  # a fault is told here, before anything starts
+        path = settled(load(config, settings, to_run=True), settings)  # a fault is told here, before anything starts
     elif settings:
         raise click.UsageError("--set changes a CONFIG; a run that is taken over has its own")
     if run_id is not None:

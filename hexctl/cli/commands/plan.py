@@ -35,7 +35,7 @@ def plan(
     settings: tuple[str, ...],
     output: str,
 ) -> int:
-    loaded = load(config, settings, check_files=False)
+    loaded = load(config, settings)
     limit_s = seconds(budget, where="--budget") if budget else loaded.config.planner.solve_time
     scheduler = scheduler or loaded.config.planner.scheduler
     with stdout_kept_pure():

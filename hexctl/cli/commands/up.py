@@ -60,7 +60,7 @@ def up(
 
         config = DEFAULT_CONFIG
         settings = (*SETTINGS_WITH_GPUS, *settings) if visible() else settings
-    loaded = load(config, settings)
+    loaded = load(config, settings, to_run=True)
     where = root or loaded.config.run.root
     live = _live_with(loaded, where)
     if live is not None and answers(live):
