@@ -12,7 +12,7 @@ TORCH_CAPABILITIES = EngineCapabilities(name="torch", max_tp=1, max_pp=1, kv_on_
 class EngineSpec:
     """Limits and sampling of one engine.
 
-    `kv_tokens` bounds the positions reserved by running samples (prompt and longest response), over all slots.
+    `kv_tokens` bounds the KV cache: rows in use times the longest they may grow.
     """
 
     slots: int

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime.errors import WeightsError
 from runtime.rl.engine.spec import TORCH_CAPABILITIES, EngineSpec
-from runtime.rl.model import DTYPES, DecoderConfig, KVCache, build_empty
+from runtime.rl.model import DTYPES, Decoder, DecoderConfig, KVCache
 from runtime.rl.protocols import EngineCapabilities
 from runtime.rl.sampling import noise, sample
 from runtime.rl.types import Append, EngineStats, FinishReason, Lease, SampleId, WeightsRef
@@ -75,12 +75,11 @@ class TorchEngine:
         self.spec = spec
         self._read = read_generation
         self._device = torch.device(spec.device)
-        self._decoder = build_empty(config, DTYPES[spec.dtype]).to(self._device).requires_grad_(False).eval()
-        self._cache = KVCache(config, dtype=DTYPES[spec.dtype], device=self._device)
+        self._decoder = Decoder(config, DTYPES[spec.dtype]).to(self._device).requires_grad_(False).eval()
+        self._cache = KVCache(config, dtype=DTYPES[spec.dtype], device=self._device, keep_tokens=spec.kv_tokens)
         self._waiting: deque[_Held] = deque()
         self._running: list[_Held] = []  # index: row of the cache
         self._by_id: dict[SampleId, _Held] = {}
-        self._reserved = 0  # KV positions running samples may come to use
         self._version: int | None = None
         self._digest: str | None = None
         self._decoded = self._prefilled = self._updates = 0
@@ -169,12 +168,13 @@ class TorchEngine:
         self._version, self._digest = ref.version, ref.digest
         self._updates += 1
         self._waiting.extendleft(reversed(self._running))
-        self._running, self._reserved = [], 0
+        self._running = []
 
     def _admit(self, version: int) -> tuple[Append, ...]:
         """Move waiting samples into rows while they fit; those that arrive ended are told so, with no tokens."""
         ended: list[Append] = []
         new: list[_Held] = []
+        longest = max((h.limit for h in self._running), default=0)
         while self._waiting and len(self._running) + len(new) < self.spec.slots:
             held = self._waiting[0]
             reason = held.finish(self.spec.eos_ids)
@@ -183,9 +183,10 @@ class TorchEngine:
                 del self._by_id[held.sample]
                 ended.append(held.end(reason, version=version))
                 continue
-            if self._reserved + held.limit > self.spec.kv_tokens and (self._running or new):
+            longest = max(longest, held.limit)
+            rows = len(self._running) + len(new) + 1
+            if rows > 1 and rows * longest > self.spec.kv_tokens:
                 break  # a lone sample always runs, however long
-            self._reserved += held.limit
             new.append(self._waiting.popleft())
         # Similar lengths side by side: less padding. Order within the batch has no effect on what is sampled.
         new.sort(key=lambda h: len(h.tokens))
@@ -240,7 +241,6 @@ class TorchEngine:
         """Free rows; the last rows move into the holes, so that rows in use stay the first ones."""
         for row in sorted(rows, reverse=True):
             last = len(self._running) - 1
-            self._reserved -= self._running[row].limit
             if row != last:
                 self._cache.move(last, row)
                 self._running[row] = self._running[last]

@@ -6,7 +6,7 @@ Parameter names are those of Hugging Face, so safetensors move in both direction
 from runtime.rl.model.cache import KVCache
 from runtime.rl.model.config import DecoderConfig, RopeScaling
 from runtime.rl.model.decoder import Decoder
-from runtime.rl.model.files import DTYPES, build_empty, build_seeded, load_config, load_pretrained, save_pretrained
+from runtime.rl.model.files import DTYPES, build_seeded, load_config, load_pretrained, save_pretrained
 
 __all__ = [
     "DTYPES",
@@ -14,7 +14,6 @@ __all__ = [
     "DecoderConfig",
     "KVCache",
     "RopeScaling",
-    "build_empty",
     "build_seeded",
     "load_config",
     "load_pretrained",

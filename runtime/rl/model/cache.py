@@ -7,13 +7,21 @@ import torch
 
 from runtime.rl.model.config import DecoderConfig
 
-LENGTH_BLOCK = 32  # positions; growth is rounded up to it so that it is rare
+LENGTH_BLOCK = 32  # positions, and
+ROW_BLOCK = 8  # rows: growth is rounded up to them so that it is rare
 
 
 class KVCache:
-    """Keys and values of the running samples of one engine."""
+    """Keys and values of the running samples of one engine.
 
-    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    What has grown stays, unless rows * positions would then exceed `keep_tokens`: many short rows and, later, few long
+    ones must not add up to many long ones.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, keep_tokens: int | None = None
+    ) -> None:
+        self._keep_tokens = keep_tokens
         shape = (config.layers, 0, config.kv_heads, 0, config.head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
@@ -26,14 +34,18 @@ class KVCache:
     def length(self) -> int:
         return self.k.shape[3]
 
+    @torch.inference_mode()
     def ensure(self, slots: int, length: int) -> None:
-        """Make room for `slots` rows of `length` positions; what is there stays."""
+        """Make room for rows 0..slots-1 of `length` positions; what these hold stays."""
         if slots <= self.slots and length <= self.length:
             return
-        rows = max(slots, self.slots)
-        positions = max(-(-length // LENGTH_BLOCK) * LENGTH_BLOCK, self.length)
+        needed_rows, needed = _rounded(slots, ROW_BLOCK), _rounded(length, LENGTH_BLOCK)
+        rows, positions = max(needed_rows, self.slots), max(needed, self.length)
+        if self._keep_tokens is not None and rows * positions > self._keep_tokens:
+            rows, positions = needed_rows, needed
         self.k, self.v = _grown(self.k, rows, positions), _grown(self.v, rows, positions)
 
+    @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
         """Copy row `source` over row `target`."""
         self.k[:, target].copy_(self.k[:, source])
@@ -46,9 +58,14 @@ class KVCache:
         self.v[layer, first_row : first_row + rows, :, :length] = v
 
 
+def _rounded(count: int, block: int) -> int:
+    return -(-count // block) * block
+
+
 def _grown(old: torch.Tensor, rows: int, positions: int) -> torch.Tensor:
     """A zeroed tensor of the wanted size with `old` in its corner. Zeros, not garbage: masked values still meet 0 * v."""
     layers, had_rows, heads, had_positions, dim = old.shape
     new = old.new_zeros((layers, rows, heads, positions, dim))
-    new[:, :had_rows, :, :had_positions] = old
+    both_rows, both_positions = min(rows, had_rows), min(positions, had_positions)
+    new[:, :both_rows, :, :both_positions] = old[:, :both_rows, :, :both_positions]
     return new

@@ -17,12 +17,35 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [B,Q,T,D], k [B,K,T,D], v [B,K,T,D]) -> [B,Q,T,D]."""
 
 
+class Linear(nn.Module):
+    """As torch's, without an initialisation of its own: it would draw global noise, and skipping it imports the compiler."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Embedding(nn.Module):
+    """A row a token."""
+
+    def __init__(self, vocab: int, size: int, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab, size, dtype=dtype))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.weight)
+
+
 class RMSNorm(nn.Module):
     """Scale to unit root mean square over the last dimension, then by a learnt weight."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, *, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype))
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,16 +55,16 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Projections, optional per-head norms, rotation; how positions see each other is the caller's `attend`."""
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim
         query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden, query, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden, kv, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden, kv, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(query, config.hidden, bias=config.out_bias)
-        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.q_proj = Linear(config.hidden, query, bias=config.qkv_bias, dtype=dtype)
+        self.k_proj = Linear(config.hidden, kv, bias=config.qkv_bias, dtype=dtype)
+        self.v_proj = Linear(config.hidden, kv, bias=config.qkv_bias, dtype=dtype)
+        self.o_proj = Linear(query, config.hidden, bias=config.out_bias, dtype=dtype)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps, dtype=dtype) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps, dtype=dtype) if config.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         batch, length, _ = x.shape
@@ -57,11 +80,11 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden, config.intermediate, bias=False)
-        self.up_proj = nn.Linear(config.hidden, config.intermediate, bias=False)
-        self.down_proj = nn.Linear(config.intermediate, config.hidden, bias=False)
+        self.gate_proj = Linear(config.hidden, config.intermediate, bias=False, dtype=dtype)
+        self.up_proj = Linear(config.hidden, config.intermediate, bias=False, dtype=dtype)
+        self.down_proj = Linear(config.intermediate, config.hidden, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -71,12 +94,12 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """Attention and MLP, each on a normed input and added to the residual."""
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden, config.norm_eps)
-        self.self_attn = Attention(config, layer)
-        self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_eps)
-        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden, config.norm_eps, dtype=dtype)
+        self.self_attn = Attention(config, layer, dtype)
+        self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_eps, dtype=dtype)
+        self.mlp = MLP(config, dtype)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
@@ -87,22 +110,22 @@ class Layer(nn.Module):
 class Trunk(nn.Module):
     """Everything below the output embedding; named `model` in the parameters' names."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab, config.hidden)
-        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.layers))
-        self.norm = RMSNorm(config.hidden, config.norm_eps)
+        self.embed_tokens = Embedding(config.vocab, config.hidden, dtype=dtype)
+        self.layers = nn.ModuleList(Layer(config, i, dtype) for i in range(config.layers))
+        self.norm = RMSNorm(config.hidden, config.norm_eps, dtype=dtype)
 
 
 class Decoder(nn.Module):
     """A causal language model. Parameters are uninitialised until `build_seeded` or `load_pretrained` fills them."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.config = config
-        self.model = Trunk(config)
+        self.model = Trunk(config, dtype)
         if not config.tied:
-            self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False)
+            self.lm_head = Linear(config.hidden, config.vocab, bias=False, dtype=dtype)
         # Not a buffer: a cast of the module to bfloat16 must not round the frequencies. Made at first use, where used.
         self._frequencies: Tensor | None = None
 

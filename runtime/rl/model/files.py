@@ -37,7 +37,7 @@ def build_seeded(config: DecoderConfig, seed: int, dtype: torch.dtype) -> Decode
     Values are drawn in float64 and rounded, so models of two dtypes agree to rounding; no global generator is touched.
     Norm weights are one, biases zero, and projections into the residual are smaller by sqrt(2 * layers).
     """
-    decoder = build_empty(config, dtype)
+    decoder = Decoder(config, dtype)
     residual = 1.0 / math.sqrt(2.0 * config.layers)
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
@@ -59,7 +59,7 @@ def load_pretrained(folder: Path, dtype: torch.dtype, *, scale_logits: bool | No
     Raises ConfigError naming the file and the tensor for anything missing, unknown or of another shape.
     """
     config = load_config(folder, scale_logits=scale_logits)
-    decoder = build_empty(config, dtype)
+    decoder = Decoder(config, dtype)
     wanted = dict(decoder.named_parameters())
     found: set[str] = set()
     for file in _weight_files(folder):
@@ -77,13 +77,6 @@ def save_pretrained(decoder: Decoder, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(decoder.config.to_hf(dtype=dtype), indent=2) + "\n")
     tensors = {name: p.detach().cpu().contiguous() for name, p in decoder.named_parameters()}
     save_file(tensors, folder / _SINGLE, metadata={"format": "pt"})
-
-
-def build_empty(config: DecoderConfig, dtype: torch.dtype) -> Decoder:
-    """A decoder whose parameters are allocated and not filled; the default initialisation would draw global noise."""
-    with torch.device("meta"):
-        decoder = Decoder(config)
-    return decoder.to(dtype=dtype).to_empty(device="cpu")
 
 
 def _copy_from(file: Path, wanted: Mapping[str, Tensor], *, tied: bool) -> set[str]:

@@ -1,0 +1,71 @@
+"""The torch engine of a run's configuration. Importing this module imports torch."""
+
+import torch
+
+from runtime.config.schema import Config
+from runtime.errors import ConfigError
+from runtime.rl.engine.spec import EngineSpec
+from runtime.rl.engine.torch_engine import TorchEngine
+from runtime.rl.model import DTYPES, DecoderConfig, load_config
+from runtime.rl.tokenizer import Tokenizer, load_tokenizer
+from runtime.rl.weights import read_generation
+
+DEFAULT_SLOTS = 128
+CPU_KV_BYTES = 2**30
+CUDA_KV_SHARE = 0.7  # of the memory left after the weights
+
+
+def build_engine(config: Config, *, slots: int = DEFAULT_SLOTS, device: str = "cpu") -> TorchEngine:
+    """An engine without weights: the first generation brings them. Paths of `config` must be resolved.
+
+    Raises ConfigError when model and tokenizer do not fit each other.
+    """
+    model = config.model
+    decoder = load_config(model.path, scale_logits=_scale_logits(config))
+    tokenizer = load_tokenizer(model.tokenizer, model.path.parent)
+    check_vocabulary(decoder, tokenizer, where=str(model.path))
+    dtype = model.rollout_dtype or model.dtype
+    longest = config.lengths.prompt_max + config.sampling.max_new_tokens
+    spec = EngineSpec(
+        slots=slots,
+        max_length=decoder.max_positions,
+        kv_tokens=min(slots * longest, _kv_budget_tokens(decoder, dtype, device)),
+        eos_ids=tokenizer.eos_ids,
+        seed=config.run.seed,
+        temperature=config.sampling.temperature,
+        dtype=dtype,
+        device=device,
+    )
+    return TorchEngine(decoder, spec, read_generation)
+
+
+def check_vocabulary(decoder: DecoderConfig, tokenizer: Tokenizer, *, where: str) -> None:
+    """Raises ConfigError when the tokenizer has ids the model has no row for."""
+    if tokenizer.vocab_size > decoder.vocab:
+        raise ConfigError(
+            "the model's vocabulary is smaller than the tokenizer's",
+            where=where,
+            got=decoder.vocab,
+            expected=f"at least {tokenizer.vocab_size}",
+        )
+
+
+def _scale_logits(config: Config) -> bool | None:
+    """The run's option for seeded models; a saved model says so itself."""
+    return config.model.scale_logits if config.model.source == "seeded" else None
+
+
+def _kv_budget_tokens(decoder: DecoderConfig, dtype: str, device: str) -> int:
+    """Positions the KV cache may hold on `device`."""
+    budget = float(CPU_KV_BYTES)
+    if device.startswith("cuda"):
+        free, _ = torch.cuda.mem_get_info(torch.device(device))
+        budget = CUDA_KV_SHARE * max(0.0, free - _parameter_bytes(decoder, dtype))
+    per_token = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim * DTYPES[dtype].itemsize
+    return max(1, int(budget / per_token))
+
+
+def _parameter_bytes(decoder: DecoderConfig, dtype: str) -> int:
+    query, kv = decoder.heads * decoder.head_dim, decoder.kv_heads * decoder.head_dim
+    layer = decoder.hidden * (2 * query + 2 * kv + 3 * decoder.intermediate)
+    return (decoder.layers * layer + 2 * decoder.vocab * decoder.hidden) * DTYPES[dtype].itemsize

@@ -1,0 +1,193 @@
+"""What a replica and flow say to each other, from the replica's side: the journal's tail, and numbered exchanges.
+
+At most two exchanges are unacknowledged. One that did not get through is sent again, same number and content, before any
+later one, so that flow never sees a gap.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from planner.record import record, replace
+from runtime.errors import LedgerError, UnreachableError
+from runtime.rl.types import Append, ExchangeReply, ExchangeRequest, SampleId
+
+MAX_UNACKNOWLEDGED = 2
+
+
+class PendingReply(Protocol):
+    """An exchange under way."""
+
+    def done(self) -> bool: ...
+
+    def result(self, timeout_s: float) -> ExchangeReply:
+        """TimeoutError when there is no answer yet, UnreachableError when there will be none."""
+        ...
+
+
+class FlowClient(Protocol):
+    """How a replica reaches flow."""
+
+    def send(self, request: ExchangeRequest) -> PendingReply:
+        """Returns at once. UnreachableError when flow is known not to be there."""
+        ...
+
+
+@record
+class LoopTiming:
+    """When a replica speaks to flow."""
+
+    flush_tokens: int = 32  # unflushed tokens of one sample
+    flush_s: float = 0.25  # between flushes
+    finished_flush_s: float = 0.1  # as above when a finished sample waits to be replaced
+    idle_s: float = 0.1  # between pleas for work; also the longest rest
+    retry_s: float = 0.1  # after the first failed exchange, doubled up to `retry_max_s`
+    retry_max_s: float = 2.0
+    reload_s: float = 2.0  # before weights that failed to verify are tried again
+    goodbye_s: float = 5.0  # for the last flush after a stop
+
+
+class Unflushed:
+    """Decoded tokens that flow has not been sent yet: per sample, one append for each run of equal versions."""
+
+    def __init__(self) -> None:
+        self._appends: dict[SampleId, list[Append]] = {}
+        self.tokens = 0
+        self.longest = 0  # tokens of the sample with most
+        self.finished = 0  # samples
+
+    def add(self, append: Append) -> None:
+        """Join `append` to the last of its sample where version and lease are the same."""
+        appends = self._appends.setdefault(append.sample, [])
+        last = appends[-1] if appends else None
+        if last is not None and (last.epoch, last.version) == (append.epoch, append.version):
+            appends[-1] = replace(
+                last,
+                tokens=last.tokens + append.tokens,
+                logprobs=last.logprobs + append.logprobs,
+                finished=append.finished,
+            )
+        else:
+            appends.append(append)
+        self.tokens += len(append.tokens)
+        self.longest = max(self.longest, sum(len(a.tokens) for a in appends))
+        self.finished += append.finished is not None
+
+    def drop(self, samples: Iterable[SampleId]) -> None:
+        """Forget what was decoded for samples that are no longer ours."""
+        for sample in samples:
+            for append in self._appends.pop(sample, ()):
+                self.tokens -= len(append.tokens)
+                self.finished -= append.finished is not None
+        self.longest = max((sum(len(a.tokens) for a in appends) for appends in self._appends.values()), default=0)
+
+    def take(self) -> tuple[Append, ...]:
+        """Everything, and start anew."""
+        appends = tuple(a for of_sample in self._appends.values() for a in of_sample)
+        self._appends = {}
+        self.tokens = self.longest = self.finished = 0
+        return appends
+
+    def __bool__(self) -> bool:
+        return bool(self._appends)
+
+
+@dataclass(slots=True)
+class _Flight:
+    """An unacknowledged exchange; `pending` is None while it waits to be sent (again)."""
+
+    request: ExchangeRequest
+    pending: PendingReply | None
+
+
+class Exchanges:
+    """The numbered exchanges: order, acknowledgement, repetition."""
+
+    def __init__(self, client: FlowClient, timing: LoopTiming, clock: Callable[[], float]) -> None:
+        self._client, self._timing, self._clock = client, timing, clock
+        self._flights: deque[_Flight] = deque()
+        self._seq = 0
+        self._retry_at = 0.0
+        self._failures = 0
+        self.sent_at = float("-inf")
+        self.reply_at: float | None = None
+
+    @property
+    def unacknowledged(self) -> int:
+        return len(self._flights)
+
+    @property
+    def next_seq(self) -> int:
+        """Number of the next exchange, from 1."""
+        return self._seq + 1
+
+    def may_send(self) -> bool:
+        """A new one: not before those that failed, and at most two."""
+        return len(self._flights) < MAX_UNACKNOWLEDGED and all(f.pending is not None for f in self._flights)
+
+    def send(self, request: ExchangeRequest) -> None:
+        """Send the exchange numbered `next_seq`."""
+        self._seq = request.seq
+        self.sent_at = self._clock()
+        self._flights.append(_Flight(request, None))
+        self._dispatch(self._flights[-1])
+
+    def repeat(self) -> None:
+        """Send the oldest again if it failed and its time has come; later ones follow when it is acknowledged."""
+        if self._flights and self._flights[0].pending is None and self._clock() >= self._retry_at:
+            self._dispatch(self._flights[0])
+
+    def replies(self) -> Iterator[tuple[ExchangeReply, bool]]:
+        """Answers that have come, oldest first, and whether they acknowledge: by their `ack_seq` alone.
+
+        A flow whose ledger cannot write acknowledges nothing; it is asked again like one that does not answer.
+        """
+        while self._flights:
+            flight = self._flights[0]
+            if flight.pending is None or not flight.pending.done():
+                return
+            try:
+                reply = flight.pending.result(0.0)
+            except (UnreachableError, LedgerError):
+                self._failed(flight)
+                return
+            self.reply_at = self._clock()
+            if reply.ack_seq < flight.request.seq:
+                self._failed(flight)
+                yield reply, False
+                return
+            self._flights.popleft()
+            self._failures = 0
+            if self._flights and self._flights[0].pending is None:
+                self._dispatch(self._flights[0])
+            yield reply, True
+
+    def rest(self, seconds: float, wait: Callable[[float], bool]) -> None:
+        """Wait for the oldest answer, or for the time to send again, at most `seconds`."""
+        flight = self._flights[0] if self._flights else None
+        if flight is None:
+            wait(seconds)
+        elif flight.pending is None:
+            wait(min(seconds, max(0.0, self._retry_at - self._clock())))
+        else:
+            try:
+                flight.pending.result(seconds)
+            except (TimeoutError, UnreachableError, LedgerError):
+                return  # `replies` meets the failure again and counts it
+
+    def forget(self) -> None:
+        """Flow has given this replica up: what it has not acknowledged it never will."""
+        self._flights.clear()
+
+    def _dispatch(self, flight: _Flight) -> None:
+        try:
+            flight.pending = self._client.send(flight.request)
+        except UnreachableError:
+            self._failed(flight)
+
+    def _failed(self, flight: _Flight) -> None:
+        flight.pending = None
+        delay = min(self._timing.retry_s * 2.0**self._failures, self._timing.retry_max_s)
+        self._failures = min(self._failures + 1, 16)
+        self._retry_at = self._clock() + delay
