@@ -45,6 +45,10 @@ class Book:
         """Slot of the next group admitted."""
         return self.frontier - self.counters["given_up"]
 
+    def generated_accounted(self) -> int:
+        """Tokens by where they are; always the generated ones."""
+        return self.trained + self.masked + self.in_flight + sum(self.wasted.values())
+
     def put(self, row: SampleRow) -> None:
         """Insert or replace a sample and keep every index and total true."""
         old = self.samples.get(row.id)
