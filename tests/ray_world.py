@@ -26,7 +26,7 @@ from runtime.rl.types import RunLimits
 from runtime.runs import RunInfo, write_run
 
 # Every device id that a test may use; the custom resource of each is declared when the cluster starts.
-DEVICES = (*(f"dev{i}" for i in range(8)), "cpu0", "cpu1")
+DEVICES = (*(f"dev{i}" for i in range(8)), "cpu-n0-0", "cpu-n0-1")
 _KEY = pytest.StashKey["RayWorld"]()
 
 

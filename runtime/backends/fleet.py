@@ -135,7 +135,7 @@ def _cluster(config: Config, gpus: Sequence[GpuReading], cpus: int = 0) -> Clust
         devices.append(Device(id=gpu.id, kind=kind.name, node="n0", index=i))
     if cpus:
         kinds[HOST] = host_kind(config)
-    devices += [Device(id=f"cpu{i}", kind=HOST, node="n0", index=len(gpus) + i) for i in range(cpus)]
+    devices += [Device(id=f"cpu-n0-{i}", kind=HOST, node="n0", index=len(gpus) + i) for i in range(cpus)]
     fleet = config.fleet
     same = Link(latency_s=fleet.same_kind.latency, bytes_per_s=fleet.same_kind.bandwidth) if fleet.same_kind else _LINK
     cross = (

@@ -3,17 +3,18 @@
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from planner.record import replace
 from runtime.backends.ray.actors.identity import Identity
-from runtime.backends.ray.actors.ports import RayFlowClient, RayTrainerPort
+from runtime.backends.ray.actors.ports import RayFlowClient, RayTrainerFlow
 from runtime.config.schema import Config
 from runtime.errors import RefusedError, UnreachableError
 from runtime.paths import RunPaths
 from runtime.rl.counter import TokenCounter
+from runtime.rl.rewards.items import RewardItem, RewardResult
 from runtime.rl.types import (
     EngineStats,
     ExchangeReply,
@@ -151,10 +152,14 @@ class FlowDouble:
 
 
 class PoolDouble:
-    """Scores by length."""
+    """Scores by length, at once."""
 
-    async def score(self, text: str) -> float:
-        return float(len(text))
+    def __init__(self, on_results: Callable[[Sequence[RewardResult]], None]) -> None:
+        self._on_results = on_results
+
+    def submit(self, items: Sequence[RewardItem]) -> None:
+        for item in items:
+            self._on_results([RewardResult(sample=item.sample, reward=float(len(item.response)))])
 
 
 def flow(me: Identity, config: Config, paths: RunPaths, *_: Any) -> FlowDouble:
@@ -162,9 +167,11 @@ def flow(me: Identity, config: Config, paths: RunPaths, *_: Any) -> FlowDouble:
     return FlowDouble(paths.folder / "flow-double.json")
 
 
-def rewards(me: Identity, config: Config, paths: RunPaths) -> PoolDouble:
+def rewards(
+    me: Identity, config: Config, paths: RunPaths, on_results: Callable[[Sequence[RewardResult]], None]
+) -> PoolDouble:
     """Factory of the rewards actor."""
-    return PoolDouble()
+    return PoolDouble(on_results)
 
 
 def replica(me: Identity, config: Config, paths: RunPaths, ready: Callable[[], None]) -> str:
@@ -197,11 +204,11 @@ def failing(me: Identity, config: Config, paths: RunPaths, ready: Callable[[], N
 
 def trainer(me: Identity, config: Config, paths: RunPaths, ready: Callable[[], None]) -> str:
     """Asks for work until told to stop or quiesce."""
-    port, pause = RayTrainerPort(me.run), threading.Event()
-    port.ask("hello", TrainerHello(trainer=me.id, epoch=me.epoch, pid=os.getpid(), complete=()))
+    port, pause = RayTrainerFlow(me.run), threading.Event()
+    port.hello(TrainerHello(trainer=me.id, epoch=me.epoch, pid=os.getpid(), complete=()))
     ready()
     while True:
-        batch: NextBatch = port.ask("next_batch", me.id, me.epoch)
+        batch = port.next_batch(me.id, me.epoch)
         if batch.order in ("stop", "quiesce"):
             return f"told to {batch.order}"
         pause.wait(0.05)

@@ -35,6 +35,7 @@ class RayBackend:
         self._observer = Observer(world)
         self._executor = Executor(world, lambda: self._observer.flow, self._memory_back)
         self._finished = threading.Lock()
+        self._told_limits: int | None = None
 
     def start(self, deadline_s: float) -> None:
         """Wait until flow and rewards are built, then begin to observe. Raises what kept them from it."""
@@ -68,7 +69,7 @@ class RayBackend:
         processes = self._processes(bodies)
         self._watch(processes)
         report, report_age = self._telemetry.newest()
-        flow_level = self._observer.services()["flow"].value
+        flow_pid = self._flow_pid()
         return Observation(
             at_s=now_s,
             devices=self._devices.seen(report, report_age, replicas, trainers),
@@ -76,10 +77,20 @@ class RayBackend:
             trainers=trainers,
             flow=flow,
             flow_age_s=flow_age if flow is not None else None,
-            flow_pid=flow_level.pid if isinstance(flow_level, ActorLevel) else None,
+            flow_pid=flow_pid,
             host=self._host(processes),
             problems=self._problems(flow_age, report_age, report.message if report is not None else ""),
         )
+
+    def _flow_pid(self) -> int | None:
+        """Flow's process; a new one is told the limits of the run again, which are the daemon's to say."""
+        level = self._observer.services()["flow"].value
+        pid = level.pid if isinstance(level, ActorLevel) else None
+        if pid is not None and pid != self._told_limits:
+            self._told_limits = pid
+            if self._world.limits.steps is not None:
+                self._executor.tell("set_limits", self._world.limits)
+        return pid
 
     def apply(self, step: Step) -> None:
         """Begin a step in a thread of its own unless it is under way."""

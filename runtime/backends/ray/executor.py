@@ -80,6 +80,17 @@ class Executor:
             self._under_way.add(step.id)
         threading.Thread(target=self._carry, args=(step,), name=step.id, daemon=True).start()
 
+    def tell(self, method: str, *args: Any) -> None:
+        """Call flow in a thread of its own; what it answers is seen in its status."""
+
+        def ask() -> None:
+            try:
+                self._ask(method, self._world.daemon_epoch, *args)
+            except Exception as e:  # noqa: BLE001 - flow may be gone; the observation says so
+                logger.warning("flow.%s: %s", method, in_words(e))
+
+        threading.Thread(target=ask, name=f"tell-{method}", daemon=True).start()
+
     def busy(self) -> bool:
         """Whether any step is under way."""
         with self._lock:

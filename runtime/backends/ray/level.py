@@ -3,8 +3,6 @@
 Unknown is not dead: a body is dead only when Ray says so, when its loop says so, or when its placement group has no actor.
 """
 
-from collections.abc import Mapping
-
 from planner.record import record
 from runtime.backends.ray.actors.identity import ActorLevel
 from runtime.backends.ray.calls import Answer, age
@@ -116,7 +114,6 @@ def trainer_level(
         phase = "starting"
     else:
         phase = "quiescing" if quiescing else "running"
-    metrics: Mapping[str, float] = mine.last_metrics if mine is not None else {}
     return TrainerSeen(
         id=seen.body.id,
         epoch=seen.body.epoch,
@@ -124,7 +121,7 @@ def trainer_level(
         phase=phase,
         step=mine.step if mine is not None else None,
         tokens_per_s=mine.trained_tokens_per_s if mine is not None else None,
-        host_lag_share=metrics.get("host_lag_share"),
+        host_lag_share=level.gauge.host_lag_share if level is not None else None,
         pid=level.pid if level is not None else None,
         age_s=None if mine is None or mine.trainer_age_s is None else mine.trainer_age_s + (flow_age_s or 0.0),
         reason=why or "",

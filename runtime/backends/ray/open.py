@@ -61,6 +61,7 @@ def open_backend(  # noqa: PLR0917 - the seam between daemon and backend, in the
         cluster=cluster,
         limits=limits,
         parts=parts or Parts(),
+        import_path=_import_path(run),
     )
     telemetry = TelemetryAgent(*(() if gpus else ("--no-gpus",)))
     backend = RayBackend(world, run, head, telemetry)
@@ -71,6 +72,12 @@ def open_backend(  # noqa: PLR0917 - the seam between daemon and backend, in the
         backend.finish(5.0) if fresh else backend.close()
         raise
     return backend
+
+
+def _import_path(run: RunInfo) -> tuple[str, ...]:
+    """Where modules of the user are looked for: beside the configuration, and where hexctl was started."""
+    beside = os.path.dirname(run.config_path) if run.config_path else ""
+    return tuple(dict.fromkeys(p for p in (beside, os.getcwd()) if p))
 
 
 def _head(paths: RunPaths, run: RunInfo, cluster: Cluster, extra_env: dict[str, str]) -> tuple[RayHead, RunInfo]:

@@ -1,18 +1,22 @@
 """The real workload of each actor. Named by `Parts`, called inside the actor; torch is imported here and not before."""
 
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from runtime.backends.ray.actors.host import set_threads
-from runtime.backends.ray.actors.identity import Identity
-from runtime.backends.ray.actors.ports import RayFlowClient
+from runtime.backends.ray.actors.host import Ready, set_threads
+from runtime.backends.ray.actors.identity import Gauge, Identity
+from runtime.backends.ray.actors.ports import RayFlowClient, RayTrainerFlow
 from runtime.config.schema import Config
 from runtime.errors import ConfigError
 from runtime.paths import RunPaths
 from runtime.rl.counter import TokenCounter
-from runtime.rl.pacing import KindPacing, load_pacing
-from runtime.rl.rewards.items import RewardClient
+from runtime.rl.pacing import KindPacing, Pacer, load_pacing
+from runtime.rl.rewards.items import RewardClient, RewardResult
 from runtime.rl.types import RunLimits
+
+if TYPE_CHECKING:
+    from runtime.rl.rollout import ReplicaLevel
 
 
 def pacing_of(me: Identity, config: Config) -> KindPacing | None:
@@ -47,7 +51,23 @@ def flow(  # noqa: PLR0917 - called by name inside the actor
     return open_flow(config, paths, tokenizer, rewards, on_change=on_change)
 
 
-def replica(me: Identity, config: Config, paths: RunPaths, ready: Callable[[], None]) -> str:
+def rewards(me: Identity, config: Config, paths: RunPaths, on_results: Callable[[Sequence[RewardResult]], None]) -> Any:
+    """The verifiers' pool."""
+    del paths
+    from runtime.rl.rewards.pool import RewardPool, verifier_spec
+
+    task = config.task
+    if task is None:
+        raise ConfigError("this configuration is for planning only", expected="a [task] table", hint="add [task]")
+    return RewardPool(
+        verifier_spec(task, me.import_path),
+        workers=task.reward_workers,
+        timeout_s=task.reward_timeout,
+        on_results=on_results,
+    )
+
+
+def replica(me: Identity, config: Config, paths: RunPaths, ready: Ready) -> str:
     """A torch engine against flow, until flow says stop."""
     set_threads(me.torch_threads)
     from runtime.rl.engine.factory import build_engine
@@ -61,6 +81,31 @@ def replica(me: Identity, config: Config, paths: RunPaths, ready: Callable[[], N
         counter=TokenCounter(paths.counters / f"{me.id}-{me.epoch}"),
         pacing=pacing_of(me, config),
     )
-    ready()
+    ready(lambda: _replica_gauge(loop.level()))
     loop.run()
-    return loop.level().failure or "stopped"
+    return loop.level().failure or "stopped by flow"
+
+
+def _replica_gauge(level: "ReplicaLevel") -> Gauge:
+    return Gauge(host_lag_share=level.stats.host_lag_share, detail=level.failure)
+
+
+def trainer(me: Identity, config: Config, paths: RunPaths, ready: Ready) -> str:
+    """A torch trainer against flow, until flow says stop."""
+    set_threads(me.torch_threads)
+    from runtime.rl.train.factory import build_trainer
+    from runtime.rl.train.loop import Pace, TrainerLoop
+
+    pacing = pacing_of(me, config)
+    pace = Pace(pacer=Pacer(threading.Event().wait), step_s=pacing.training_s) if pacing is not None else None
+    loop = TrainerLoop(
+        build_trainer(config, paths, device=device_of(me)),
+        RayTrainerFlow(me.run),
+        name=me.id,
+        epoch=me.epoch,
+        weights=paths.weights,
+        eta=config.algorithm.bound,
+        pace=pace,
+        on_ready=lambda: ready(lambda: Gauge(host_lag_share=loop.level().lag_share, detail=loop.level().waits_for)),
+    )
+    return loop.run()

@@ -30,6 +30,7 @@ class World:
     cluster: Cluster
     limits: RunLimits
     parts: Parts = Parts()
+    import_path: tuple[str, ...] = ()
 
     @property
     def namespace(self) -> str:
@@ -57,6 +58,7 @@ class World:
             kind=kinds[0].name if kinds else "",
             paced=paced,
             gpus=gpus,
+            import_path=self.import_path,
             torch_threads=_threads(name, gpu=bool(gpus), paced=paced),
         )
 

@@ -10,7 +10,7 @@ from runtime.paths import RunPaths
 class BodyActor:
     """Created detached in the body's placement group; `max_restarts=0`: the daemon is the healer.
 
-    `build` names a function `(identity, config, paths, ready) -> str` that builds the workload, calls `ready()`, runs it to
+    `build` names a function `(identity, config, paths, ready) -> str` that builds the workload, calls `ready(gauge)`, runs it to
     its end and returns how it ended.
     """
 

@@ -12,12 +12,20 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from planner.errors import HexError
-from runtime.backends.ray.actors.identity import ActorLevel, ActorPhase, Identity
+from planner.record import replace
+from runtime.backends.ray.actors.identity import ActorLevel, ActorPhase, Gauge, Identity
 from runtime.backends.ray.env import USER_HOME
 from runtime.runs import start_ticks
+
+
+class Ready(Protocol):
+    """Called by a workload once it is built; `gauge` is asked at every ping."""
+
+    def __call__(self, gauge: Callable[[], Gauge] = Gauge) -> None: ...
+
 
 LOG_BYTES = 8 * 2**20
 
@@ -30,12 +38,14 @@ def resolve(spec: str) -> Callable[..., Any]:
 
 
 def enter(me: Identity, *, own_group: bool) -> None:
-    """Take identity in this process: log file, HOME, visible GPUs, process group. Before torch is imported."""
+    """Take identity in this process: log file, HOME, visible GPUs, process group, import path.
+    Before torch is imported."""
     if own_group:
         os.setpgid(0, 0)  # children belong to it and end with it
     _redirect(Path(me.log))
     if home := os.environ.get(USER_HOME):
         os.environ["HOME"] = home
+    sys.path += [p for p in me.import_path if p not in sys.path]
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(me.gpus)
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, force=True, format="%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -76,8 +86,9 @@ def in_words(error: BaseException) -> str:
 class Work:
     """A thread that builds the workload, runs it to its end and keeps the level."""
 
-    def __init__(self, me: Identity, run: Callable[[Callable[[], None]], str]) -> None:
-        """`run(ready)` calls `ready()` once built, returns how it ended in words."""
+    def __init__(self, me: Identity, run: Callable[[Ready], str]) -> None:
+        """`run(ready)` calls `ready(gauge)` once built, returns how it ended in words."""
+        self._gauge: Callable[[], Gauge] = Gauge
         self._me = me
         self._run = run
         self._phase: ActorPhase = "starting"
@@ -98,12 +109,13 @@ class Work:
             self._phase = "ended"
             log.info("ended: %s", how)
 
-    def _ready(self) -> None:
+    def _ready(self, gauge: Callable[[], Gauge] = Gauge) -> None:
+        self._gauge = gauge
         self._phase = "running"
 
     def level(self) -> ActorLevel:
         """The actor's level now."""
-        return level_of(self._me, self._phase, self._reason)
+        return replace(level_of(self._me, self._phase, self._reason), gauge=self._gauge())
 
 
 class Broken:

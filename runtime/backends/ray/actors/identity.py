@@ -33,6 +33,15 @@ class Identity:
     paced: bool = False
     gpus: tuple[str, ...] = ()  # UUIDs to make visible; () hides every GPU
     torch_threads: int = 1
+    import_path: tuple[str, ...] = ()  # where the user's own modules are looked for
+
+
+@record
+class Gauge:
+    """What a workload's loop says of itself beyond what it tells flow."""
+
+    host_lag_share: float | None = None  # paced: how far behind its clock
+    detail: str = ""
 
 
 @record
@@ -48,3 +57,4 @@ class ActorLevel:
     reason: str = ""  # why it failed or how it ended, in words
     devices: tuple[str, ...] = ()
     log: str = ""
+    gauge: Gauge = Gauge()

@@ -7,7 +7,15 @@ from typing import Any
 from runtime.backends.ray import names
 from runtime.backends.ray.calls import call, unwrap, why_dead
 from runtime.errors import UnreachableError
-from runtime.rl.types import ExchangeReply, ExchangeRequest
+from runtime.rl.types import (
+    Applied,
+    ExchangeReply,
+    ExchangeRequest,
+    NextBatch,
+    TrainerHello,
+    TrainerWelcome,
+    WeightsRef,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +66,11 @@ class RayFlowClient:
         return RayPendingReply(self._flow.exchange.remote(request).future())
 
 
-class RayTrainerPort:
-    """The trainer's calls, one at a time. UnreachableError when flow does not answer within `deadline_s` seconds."""
+class RayTrainerFlow:
+    """`runtime.rl.train.client.TrainerFlow` over the flow actor, one call at a time.
+
+    DeadlineError or RunError when flow does not answer; RefusedError and LedgerError as flow raised them.
+    """
 
     def __init__(self, run_id: str, deadline_s: float = 30.0) -> None:
         import ray
@@ -67,8 +78,24 @@ class RayTrainerPort:
         self._ray, self._deadline_s = ray, deadline_s
         self._flow = flow_handle(run_id)
 
-    def ask(self, method: str, *args: Any) -> Any:
-        """One call. RefusedError and LedgerError come as flow raised them."""
-        return call(
-            self._ray, getattr(self._flow, method).remote(*args), what=f"flow.{method}", deadline_s=self._deadline_s
-        )
+    def _ask(self, method: str, *args: Any) -> Any:
+        ref = getattr(self._flow, method).remote(*args)
+        return call(self._ray, ref, what=f"flow.{method}", deadline_s=self._deadline_s)
+
+    def hello(self, hello: TrainerHello) -> TrainerWelcome:
+        """The first call."""
+        welcome: TrainerWelcome = self._ask("hello", hello)
+        return welcome
+
+    def next_batch(self, trainer: str, epoch: int) -> NextBatch:
+        """Waits about a second in flow."""
+        batch: NextBatch = self._ask("next_batch", trainer, epoch)
+        return batch
+
+    def applied(self, applied: Applied) -> None:
+        """The step is in a complete checkpoint."""
+        self._ask("applied", applied)
+
+    def published(self, ref: WeightsRef, epoch: int) -> None:
+        """A generation is on disk."""
+        self._ask("published", ref, epoch)

@@ -36,18 +36,28 @@ class RewardDispatch:
             self.submit(items)
 
     async def _score(self, items: tuple[RewardItem, ...]) -> None:
+        """Until every item is answered; what a dead actor had not answered goes to the next one."""
         import ray
 
-        for attempt in range(1_000_000):
+        missing = {item.sample: item for item in items}
+        attempt = 0
+        while missing:
             try:
                 handle = ray.get_actor(names.REWARDS, namespace=names.namespace(self._run_id))
-                results: tuple[RewardResult, ...] = await handle.score.remote(items)
+                stream = handle.score.options(num_returns="streaming").remote(tuple(missing.values()))
+                async for ref in stream:
+                    results: tuple[RewardResult, ...] = await ref
+                    self._take(results)
+                    for result in results:
+                        missing.pop(result.sample, None)
             except (ValueError, ray.exceptions.RayError) as e:
-                logger.warning("rewards: %s; %d items will be sent again", why_dead(unwrap(e)), len(items))
+                logger.warning("rewards: %s; %d items will be sent again", why_dead(unwrap(e)), len(missing))
+            if missing:
                 await asyncio.sleep(AGAIN_S[min(attempt, len(AGAIN_S) - 1)])
-                continue
-            try:
-                self._deliver(tuple(results))
-            except Exception:
-                logger.exception("rewards: flow did not take the results; it will ask again")
-            return
+                attempt += 1
+
+    def _take(self, results: tuple[RewardResult, ...]) -> None:
+        try:
+            self._deliver(results)
+        except Exception:
+            logger.exception("rewards: flow did not take %d results; it will ask for them again", len(results))
