@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from hexctl.cli.extras import need_run_extra
+from hexctl.cli.processes import wait_gone
 from planner.errors import HexError
 from planner.record import record
 from runtime.errors import DeadlineError, RunError, UnreachableError
 from runtime.paths import short_root
-from runtime.runs import RunInfo, alive, list_runs
+from runtime.runs import RunInfo, alive, list_runs, read_run
 
 if TYPE_CHECKING:
     from runtime.config.load import LoadedConfig
 
 START_S = 120.0
 TICK_S = 0.1
+POLL_S = 10.0
+LAST_WORDS_S = 10.0
 TAIL_LINES = 15
 
 
@@ -101,6 +104,42 @@ def _await_answer(child: "subprocess.Popen[bytes]", root: Path, log: IO[bytes], 
         f"{what} does not answer yet", got=f"{START_S:.0f} s", expected="a control socket",
         hint=f"it was left running (pid {child.pid}); its log: {_log_of(run) or 'none yet'}",
     )  # fmt: skip
+
+
+def await_running(run: RunInfo, *, say: Callable[[str], None]) -> None:
+    """Wait until the run generates and trains, telling what it waits for; RunError when it ends instead.
+
+    After two minutes it is left to itself: that is said, and no error.
+    """
+    from hexctl.client import Client
+
+    deadline, seq, told = time.monotonic() + START_S, None, ""
+    with Client(run.paths.api_socket) as client:
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                snapshot = client.snapshot(seq, min(left, POLL_S))
+                if snapshot is None:
+                    continue
+                seq, progress = snapshot.seq, "; ".join(snapshot.problems)
+                if snapshot.run.state not in ("starting", "failed"):
+                    return
+                if progress and progress != told:
+                    say(f"run {run.id}: {progress}")
+                    told = progress
+        except UnreachableError as e:
+            if run.daemon is not None:
+                wait_gone([run.daemon], LAST_WORDS_S)  # its last words come after its socket has gone
+            raise _ended_early(read_run(Path(run.folder)), e) from e
+    say(f"run {run.id} is still starting")
+
+
+def _ended_early(run: RunInfo, lost: UnreachableError) -> HexError:
+    path = _log_of(run)
+    own = _last_error(path.read_text(errors="replace").splitlines()) if path is not None else ""
+    text, _, hint = own.partition("\nhint: ")
+    if not text:
+        text = f"run {run.id} ended while it started" + (f": {run.ending}" if run.ending else f" ({lost.what})")
+    return RunError(text, hint=hint or f"its log: {path}")
 
 
 def answers(run: RunInfo) -> bool:

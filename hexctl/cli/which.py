@@ -1,12 +1,14 @@
 """Which run a person means, and the way to its daemon."""
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.errors import HexError
 from runtime.errors import ConfigError, UnreachableError
-from runtime.runs import RunInfo, alive, list_runs
+from runtime.runs import RunInfo, alive, list_runs, read_run
 
 if TYPE_CHECKING:
     from hexctl.client import Client
@@ -58,7 +60,9 @@ def connected(root: Path, run_id: str | None) -> "Iterator[tuple[RunInfo, Client
 
 
 def explained(e: UnreachableError, run: RunInfo) -> UnreachableError:
-    """The error in terms of the run."""
+    """The error in terms of the run as it stands now."""
+    with contextlib.suppress(HexError):
+        run = read_run(Path(run.folder))
     if run.state == "ended":
         return UnreachableError(
             f"run {run.id} has ended" + (f": {run.ending}" if run.ending else ""), hint="hexctl runs"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hexctl.cli.exits import run as exits_run
-from hexctl.cli.launch import DaemonOrder, answers, settled, start_detached
+from hexctl.cli.launch import DaemonOrder, answers, await_running, settled, start_detached
 from hexctl.cli.main import main
 from hexctl.cli.options import load
 from planner.errors import HexError
@@ -38,6 +38,20 @@ def test_force_ends_a_daemon_that_is_not_asked(tmp_path: Path) -> None:
     assert main(["down", "--force", "--root", str(tmp_path)]) == 0
     assert not alive(info.daemon)
     assert read_run(Path(info.folder)).state == "ended"
+
+
+def test_progress_is_told_until_the_run_works(tmp_path: Path) -> None:
+    said: list[str] = []
+    info = start_detached(argv(tmp_path, "slow"), tmp_path, say=lambda text: None)
+    await_running(info, say=said.append)
+    assert said == ["run local-7f3a: starting Ray"]
+    assert main(["down", "--root", str(tmp_path)]) == 0
+
+
+def test_a_run_that_ends_while_it_starts_says_why(tmp_path: Path) -> None:
+    info = start_detached(argv(tmp_path, "late"), tmp_path, say=lambda text: None)
+    with pytest.raises(RunError, match="Ray does not start, got 'no memory'"):
+        await_running(info, say=lambda text: None)
 
 
 def test_the_daemons_own_error_and_code_come_through(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ _theme = click.option("--theme", metavar="NAME", help="Colours of the dashboard.
     type=click.Path(path_type=Path),
     help="Folder that holds run folders; default: run.root of the configuration.",
 )
-@click.option("--detach", "-d", is_flag=True, help="Do not open the dashboard; print the run's id.")
+@click.option("--detach", "-d", is_flag=True, help="No dashboard: wait until the run works, print its id.")
 @_theme
 @set_option
 def up(
@@ -97,6 +97,9 @@ def _live_with(loaded: "LoadedConfig", root: Path) -> RunInfo | None:
 def _enter(run: RunInfo, detach: bool, theme: str | None) -> int:
     if not detach and sys.stdin.isatty() and sys.stdout.isatty():
         return _dashboard(run, theme)
+    from hexctl.cli.launch import await_running
+
+    await_running(run, say=say)
     click.echo(run.id)
     say(f"run {run.id} goes on by itself: hexctl attach, hexctl status, hexctl down")
     return 0
