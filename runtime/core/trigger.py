@@ -118,10 +118,18 @@ def _without_asking(state: ClusterState, need: Need, in_force: SolvedPlan, new: 
     """An operator's command is its own consent; so is a repair that the run cannot go on without, or that moves nothing."""
     if need.causes & {"operator", "start"}:
         return True
+    if _unmet_pins(state, new) < _unmet_pins(state, in_force.plan):
+        return True  # the operator said so before
     rest = surviving(state, in_force.plan)
     if rest.train is None or not rest.rollouts:
         return True
     return bool(need.causes & {"loss", "quarantine"}) and shape(rest) == shape(new)
+
+
+def _unmet_pins(state: ClusterState, plan: Plan) -> int:
+    """Pins of devices that are there which the plan does not follow."""
+    there = {d.id for d in state.present}
+    return sum(1 for o in state.overrides if o.kind == "pin" and o.device in there and plan.role_of(o.device) != o.role)
 
 
 def surviving(state: ClusterState, plan: Plan) -> Plan:

@@ -68,7 +68,7 @@ def test_a_zombie_of_an_older_epoch_is_stopped_and_bars_the_device() -> None:
 
 def test_second_failure_waits_and_says_so() -> None:
     more = started("t0", "a") + started("r0", "b") + (UnitDied(unit="r0", epoch=1, reason="x"),)
-    more += started("r0", "b", epoch=2, serving=False) + (UnitDied(unit="r0", epoch=2, reason="x"),)
+    more += (*started("r0", "b", epoch=2, serving=False), UnitDied(unit="r0", epoch=2, reason="x"))
     state = fleet("a", "b", plan=solved("a", "b"), more=more)
     waiting = next_steps((body("t0", "a"),), state, NOW_S + 1)
     assert isinstance(waiting, Steps)
@@ -105,7 +105,7 @@ def test_a_cordon_of_a_serving_device_drains_it_even_before_the_new_plan() -> No
 
 
 def test_the_trainer_stays_until_the_plan_that_moves_it_is_there() -> None:
-    state = fleet("a", "b", "c", plan=solved("a", "b", "c"), more=started("t0", "a") + (cordon("a"),))
+    state = fleet("a", "b", "c", plan=solved("a", "b", "c"), more=(*started("t0", "a"), cordon("a")))
     bodies = (body("t0", "a"), body("r0", "b"), body("r1", "c"))
     assert next_steps(bodies, state, NOW_S) == Converged()
     assert steps(answered(state), *bodies) == (QuiesceTrainer(trainer="t0", epoch=1),)
@@ -164,7 +164,7 @@ def test_the_unknown_are_left_alone() -> None:
 def test_a_plan_for_a_quarantined_place_is_blocked_with_options() -> None:
     from runtime.core.event import DeviceQuarantined
 
-    more = started("t0", "a") + (DeviceQuarantined(device="b", failures=5, reason="x"),)
+    more = (*started("t0", "a"), DeviceQuarantined(device="b", failures=5, reason="x"))
     state = answered(fleet("a", "b", plan=solved("b", rev=2), more=more))
     found = next_steps((), state, NOW_S)
     assert found == Converged()  # the wish is dropped: nobody may stand there

@@ -1,0 +1,130 @@
+"""When a plan is due and what becomes of the answer."""
+
+from typing import Literal
+
+import pytest
+from values import NOW_S, fleet, solved, stored
+
+from planner.override import Override
+from planner.solution import Conflict, Explanation, Feasible, Infeasible
+from runtime.core import event as ev
+from runtime.core.fold import fold
+from runtime.core.solved import SolvedPlan
+from runtime.core.state import ClusterState, Need
+from runtime.core.trigger import ConsentRule, due, judge, outdates, verdicts
+
+FORCE = solved("a", "b", "c")
+JOINED = ev.DeviceJoined(device="d", kind="k", node="n0", index=3)
+LOST = ev.DeviceLost(device="c", reason="gone")
+PINNED = ev.OverrideSet(override=Override(device="b", kind="pin", role="train"), rev=1)
+
+
+def after(*events: ev.Event, at_s: float = NOW_S) -> ClusterState:
+    return fold(fleet("a", "b", "c", plan=FORCE), stored(*events, at_s=at_s))
+
+
+def need(state: ClusterState) -> Need:
+    assert state.need is not None
+    return state.need
+
+
+def feasible(plan: SolvedPlan) -> Feasible:
+    return Feasible(
+        plan=plan.plan,
+        prediction=plan.prediction,
+        bound_tokens_per_s=400.0,
+        bound_scope="toy",
+        explanation=Explanation(headline="h"),
+        scheduler="toy",
+        evaluations=1,
+    )
+
+
+def verdict(state: ClusterState, plan: SolvedPlan, mode: Literal["auto", "ask"] = "ask") -> ev.Event:
+    rule = ConsentRule(mode=mode, expires_s=60)
+    return judge(state, need(state), feasible(plan), solve_s=0.5, rule=rule, now_s=NOW_S)
+
+
+@pytest.mark.parametrize(("event", "quiet_s", "longest_s"), [(JOINED, 3.0, 15.0), (LOST, 0.5, 3.0), (PINNED, 0.0, 0.0)])
+def test_joins_are_gathered_losses_nearly_not_operators_never(
+    event: ev.Event, quiet_s: float, longest_s: float
+) -> None:
+    state = after(event)
+    if quiet_s:
+        assert due(state, NOW_S + quiet_s - 0.1) is None
+    assert due(state, NOW_S + quiet_s) == state.need
+    if longest_s:
+        more = fold(state, stored(event, at_s=NOW_S + longest_s - 0.1))
+        assert due(more, NOW_S + longest_s) == more.need or event is LOST
+
+
+def test_nothing_is_planned_while_the_run_ends_and_when_nothing_is_needed() -> None:
+    assert due(fleet("a", "b", "c", plan=FORCE), NOW_S + 99) is None
+    assert due(after(PINNED, ev.RunEndRequested(reason="down")), NOW_S + 99) is None
+
+
+def test_a_broken_planner_is_tried_again_while_there_is_no_plan() -> None:
+    state = fold(fleet("a", "b"), stored(ev.PlanningFailed(trigger="", message="boom", need_rev=99)))
+    assert due(state, NOW_S + 9) is None
+    assert due(state, NOW_S + 10) is not None
+
+
+def test_only_joins_let_a_planning_under_way_finish() -> None:
+    first = need(after(JOINED))
+    again = need(fold(after(JOINED), stored(ev.DeviceJoined(device="e", kind="k", node="n0", index=4))))
+    assert not outdates(again, first)
+    assert outdates(need(fold(after(JOINED), stored(LOST))), first)
+    assert not outdates(first, first)
+
+
+@pytest.mark.parametrize(
+    ("event", "plan", "mode", "expected"),
+    [
+        (JOINED, solved("a", "b", "c", "d"), "auto", ev.PlanAdopted),
+        (JOINED, solved("a", "b", "c", "d"), "ask", ev.PlanProposed),
+        (JOINED, FORCE, "ask", ev.PlanKept),
+        (PINNED, solved("b", "a", "c"), "ask", ev.PlanAdopted),  # the command is its own consent
+        (LOST, solved("a", "b"), "ask", ev.PlanAdopted),  # repair that moves nothing
+        (LOST, solved("b", "a"), "ask", ev.PlanProposed),  # repair done by leaving out; the rest is an improvement
+    ],
+)
+def test_consent(event: ev.Event, plan: SolvedPlan, mode: Literal["auto", "ask"], expected: type) -> None:
+    assert type(verdict(after(event), plan, mode)) is expected
+
+
+def test_a_repair_without_which_nothing_trains_never_asks() -> None:
+    state = after(ev.DeviceLost(device="a", reason="gone"))
+    assert type(verdict(state, solved("b", "c"))) is ev.PlanAdopted
+
+
+def test_a_pin_that_a_join_makes_possible_was_consented_to_before() -> None:
+    pin_d = ev.OverrideSet(override=Override(device="d", kind="pin", role="train"), rev=1)
+    state = after(pin_d, ev.PlanKept(trigger="", solve_s=0.1, need_rev=99))
+    state = fold(state, stored(JOINED))
+    assert type(verdict(state, solved("d", "a", "b", "c"))) is ev.PlanAdopted
+    assert type(verdict(state, solved("a", "b", "c", "d"))) is ev.PlanProposed
+
+
+def test_revisions_grow_and_gain_is_against_the_plan_in_force() -> None:
+    adopted = verdict(after(PINNED), solved("b", "a", "c"), "auto")
+    assert isinstance(adopted, ev.PlanAdopted)
+    assert (adopted.solved.rev, adopted.solved.trigger) == (2, "pin n0/gpu1 to train")
+    proposed = verdict(after(JOINED), solved("a", "b", "c", "d"))
+    assert isinstance(proposed, ev.PlanProposed)
+    assert (proposed.gain_share, proposed.expires_at_s) == (0.0, NOW_S + 60)
+
+
+def test_infeasible_is_an_event_and_the_plan_stays() -> None:
+    state = after(LOST)
+    none = Infeasible(conflicts=(Conflict(limit="memory", detail="too large"),), scheduler="toy")
+    event = judge(state, need(state), none, solve_s=0.1, rule=ConsentRule(), now_s=NOW_S)
+    state = fold(state, stored(event))
+    assert state.infeasible == "memory: too large"
+    assert state.plan is not None
+    assert state.need is None
+
+
+def test_time_expires_proposals_and_counts_quarantine() -> None:
+    state = after(ev.PlanProposed(solved=solved("a", "b", rev=2), expires_at_s=NOW_S + 5, gain_share=None))
+    assert verdicts(state, NOW_S + 4) == ()
+    assert verdicts(state, NOW_S + 5) == (ev.ProposalExpired(rev=2),)
