@@ -14,6 +14,8 @@ from runtime.paths import RunPaths
 from runtime.rl.rewards.items import RewardItem, RewardResult
 from runtime.rl.types import SampleId
 
+GATHER_S = 0.03  # results that come within this time travel together
+
 
 class RewardActor:
     """An async actor in a process group of its own. `build` names `(identity, config, paths, on_results) -> pool`; the pool
@@ -64,6 +66,7 @@ class RewardActor:
         self._pool.submit(items)
         while missing:
             results = [await queue.get()]
+            await asyncio.sleep(GATHER_S)
             while not queue.empty():
                 results.append(queue.get_nowait())
             missing -= {r.sample for r in results}

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 from runtime.backends.ray import names
 from runtime.backends.ray.calls import unwrap, why_dead
 from runtime.rl.rewards.items import RewardItem, RewardResult
 
+GATHER_S = 0.1
 AGAIN_S = (0.5, 1.0, 2.0, 5.0)
 logger = logging.getLogger(__name__)
 
@@ -17,23 +18,32 @@ class RewardDispatch:
 
     def __init__(self, run_id: str, deliver: Callable[[tuple[RewardResult, ...]], None]) -> None:
         self._run_id, self._deliver = run_id, deliver
-        self._early: list[Sequence[RewardItem]] | None = []
+        self._gathered: list[RewardItem] = []  # waits for `start`, then for the end of a gathering
+        self._started = self._gathering = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(self, items: Sequence[RewardItem]) -> None:
         """Never waits. Before `start` items are kept: flow submits while it is being built."""
-        if self._early is not None:
-            self._early.append(items)
-        elif items:
-            task = asyncio.get_running_loop().create_task(self._score(tuple(items)))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._gathered += items
+        if self._started and self._gathered and not self._gathering:
+            self._gathering = True
+            self._spawn(self._gather())
 
     def start(self) -> None:
         """From now on items are sent. Runs in the event loop."""
-        early, self._early = self._early or [], None
-        for items in early:
-            self.submit(items)
+        self._started = True
+        self.submit(())
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _gather(self) -> None:
+        """Samples end one by one; a call for each would cost more than most verifiers do."""
+        await asyncio.sleep(GATHER_S)
+        items, self._gathered, self._gathering = tuple(self._gathered), [], False
+        self._spawn(self._score(items))
 
     async def _score(self, items: tuple[RewardItem, ...]) -> None:
         """Until every item is answered; what a dead actor had not answered goes to the next one."""
