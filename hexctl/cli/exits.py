@@ -67,6 +67,26 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
+class Progress:
+    """Talk that changes: on a terminal one line overwritten, elsewhere only the first text."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def __call__(self, text: str) -> None:
+        """Show `text` in place of the last one."""
+        if sys.stderr.isatty():
+            click.echo(f"\r\x1b[K{text}", err=True, nl=False)
+        elif not self._shown:
+            say(text)
+        self._shown = True
+
+    def done(self) -> None:
+        """Leave the line."""
+        if self._shown and sys.stderr.isatty():
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
 def _usage_hint(e: click.ClickException) -> str:
     if isinstance(e, click.UsageError) and e.ctx is not None:
         return f"{e.ctx.command_path} --help"

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hexctl.cli.commands.overrides import send
-from hexctl.cli.exits import say
+from hexctl.cli.exits import Progress, say
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import run_options
 from hexctl.cli.processes import descendants, end_recorded, wait_gone
@@ -38,6 +38,7 @@ def down(*, force: bool, root: Path, run_id: str | None) -> None:
             raise RunError(
                 "the daemon went away without ending the run", where=run.id, hint=f"hexctl down --run {run.id}"
             )
+        _remove_sockets(ending)
         say(f"run {run.id} has ended: {ending.ending}")
         return
     if not force:
@@ -60,7 +61,9 @@ def _orderly(root: Path, run: RunInfo) -> bool:
     except UnreachableError:
         return False
     say(result.message)
-    left = wait_gone(everything, ORDERLY_S, on_left=lambda n: say(f"waiting for {n} processes to end"))
+    progress = Progress()
+    left = wait_gone(everything, ORDERLY_S, on_left=lambda n: progress(f"waiting for {n} processes to end"))
+    progress.done()
     if left:
         raise DeadlineError(
             f"run {run.id} is still ending", got=", ".join(f"pid {m.pid}" for m in left), expected=f"none after {ORDERLY_S:.0f} s",
@@ -70,9 +73,14 @@ def _orderly(root: Path, run: RunInfo) -> bool:
 
 
 def _write_ending(folder: Path, ending: str) -> None:
-    """Put the end on record and remove the sockets of what was ended."""
+    """Put the end on record."""
     run = read_run(folder)
     write_run(replace(run, state="ended", ending=run.ending or ending, daemon=None, ray_processes=()))
+    _remove_sockets(run)
+
+
+def _remove_sockets(run: RunInfo) -> None:
+    """Remove the run's folder for sockets, where nothing of the run lives any more."""
     short = Path(run.short)
     if short.parent == short_root() and short.is_dir() and short.stat().st_uid == os.getuid():
         shutil.rmtree(short, ignore_errors=True)

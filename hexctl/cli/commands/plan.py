@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hexctl.cli.exits import Exit, error, say
+from hexctl.cli.exits import Exit, Progress, error
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, load, output_option, seconds, set_option, stdout_kept_pure
 from hexctl.cli.render.plan import infeasible_text, plan_document, plan_text
@@ -64,13 +64,13 @@ def problem_of(config: Any) -> Problem:
 def _solve(problem: Problem, scheduler: str, limit_s: float, evaluations: int | None) -> Solution:
     import planner
 
-    tty = sys.stderr.isatty()
+    progress = Progress()
     deadline = time.monotonic() + limit_s
 
     def on_incumbent(incumbent: Feasible) -> None:
-        if tty:
+        if sys.stderr.isatty():
             rate = incumbent.prediction.tokens_per_s
-            click.echo(f"\r{scheduler}: {rate:,.0f} tokens/s, gap {100 * incumbent.gap:.1f} %  ", err=True, nl=False)
+            progress(f"{scheduler}: {rate:,.0f} tokens/s, gap {100 * incumbent.gap:.1f} %")
 
     budget = Budget(evaluations=evaluations, mip_seconds=limit_s) if evaluations else Budget(mip_seconds=limit_s)
     solution = planner.solve(
@@ -80,6 +80,5 @@ def _solve(problem: Problem, scheduler: str, limit_s: float, evaluations: int | 
         on_incumbent=on_incumbent,
         should_stop=lambda: time.monotonic() > deadline,
     )
-    if tty:
-        say("")
+    progress.done()
     return solution

@@ -37,17 +37,16 @@ def wait(until: str, timeout: str, root: Path, run_id: str | None, output: str) 
     try:
         with connected(root, run.id) as (_, client):
             while True:
-                left = deadline - time.monotonic()
+                left = max(0.0, deadline - time.monotonic())
+                snapshot = client.snapshot(seq, min(left, POLL_S))
+                if snapshot is not None:
+                    seq, document = snapshot.seq, status_document(snapshot)
+                    held = [t.holds(document) for t in terms]  # all of them, so that each is checked for sense
+                    if all(held):
+                        answer(output, document, status_text(snapshot))
+                        return
                 if left <= 0:
                     raise _late(f"not within {timeout}", until, terms, document)
-                snapshot = client.snapshot(seq, min(left, POLL_S))
-                if snapshot is None:
-                    continue
-                seq, document = snapshot.seq, status_document(snapshot)
-                held = [t.holds(document) for t in terms]  # all of them, so that each is checked for sense
-                if all(held):
-                    answer(output, document, status_text(snapshot))
-                    return
     except UnreachableError as e:
         if not document:
             raise
