@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from planner.cluster import Link
+from planner.columns import Columns
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, best_link, link_between, local_link
 from planner.cost.step import Group, Offer, solve_period
-from planner.cost.training import StageShape, TrainerShape, split_layers
+from planner.cost.training import StageShape, TrainerShape
 from planner.record import record
-from planner.schedulers.areal_hex.training import head_layers, pair_bounds_s, stage_weights
 from planner.space import BlockShape, DeviceClass, block_shapes, device_classes, replica_shapes
 
 _STEPS = 48  # halvings of a period: relative precision far below the safety margin
@@ -105,7 +105,8 @@ class _Scan:
         self.must_train = [sum(len(c.must_train) for c in self.of_kind[k]) for k in self.kinds]
         self.must_roll = [sum(len(c.must_roll) for c in self.of_kind[k]) for k in self.kinds]
         self.shapes = {k: replica_shapes(cost, classes, k) for k in self.kinds}
-        self.heads = head_layers(cost)
+        self.columns = Columns(cost)
+        self._links: dict[tuple[str, str], Link] = {}
 
     def step_s(self) -> float | None:
         """The smallest period over all cells, best first; a cell with a bound for its trainer is costed when its turn
@@ -124,7 +125,7 @@ class _Scan:
                 break
             if not cell.blocks:
                 return period
-            train_s = min((t for b in cell.blocks if (t := self._train_s(b)) is not None), default=None)
+            train_s = self._cell_s(cell, best)
             if train_s is None:
                 continue
             exact = _Cell(used=cell.used, train_s=train_s)
@@ -154,7 +155,8 @@ class _Scan:
     def _pairs(self, i: int, j: int, left: Sequence[BlockShape], right: Sequence[BlockShape]) -> Iterator[_Cell]:
         """Cells of two kinds, with the least of their lower bounds."""
         link = self._best_link(self.kinds[i], self.kinds[j])
-        bounds = np.minimum(pair_bounds_s(self.cost, left, right, link), pair_bounds_s(self.cost, right, left, link).T)
+        forth, back = self.columns.pair_bounds_s(left, right, link), self.columns.pair_bounds_s(right, left, link)
+        bounds = np.minimum(forth, back.T)
         found: dict[tuple[int, int], tuple[float, list[tuple[BlockShape, BlockShape]]]] = {}
         for x, a in enumerate(left):
             for y, b in enumerate(right):
@@ -166,6 +168,15 @@ class _Scan:
             used = tuple(na if k == i else nb if k == j else 0 for k in range(len(self.kinds)))
             if self._allowed(used):
                 yield _Cell(used=used, train_s=low, blocks=tuple(p for a, b in pairs for p in ((a, b), (b, a))))
+
+    def _cell_s(self, cell: _Cell, best: float) -> float | None:
+        """The fastest trainer of a cell of pairs; None when none is faster than `best`."""
+        fastest: float | None = None
+        for pair in cell.blocks:
+            link = self._best_link(pair[0].kind, pair[1].kind)
+            if self.columns.bound_s(pair, (link,)) < best and (t := self._train_s(pair)) is not None and t < best:
+                best = fastest = t
+        return fastest
 
     def _allowed(self, used: tuple[int, ...]) -> bool:
         limit = self.cost.problem.capabilities.train_max_devices
@@ -179,7 +190,7 @@ class _Scan:
 
     def _train_s(self, blocks: tuple[BlockShape, ...]) -> float | None:
         """Seconds of a trainer that lies as well as it could."""
-        layers = split_layers(self.cost.problem.model.layers, stage_weights(self.cost, blocks), self.heads)
+        layers = self.columns.split(blocks)
         if layers is None:
             return None
         stages: list[StageShape] = []

@@ -80,7 +80,7 @@ def _roles(cost: CostModel, train: Placement, rollouts: tuple[Placement, ...]) -
                 f"{a} trains and {b} generates: {a} has {ka.peak_flops / kb.peak_flops:.2g}x the FLOP/s, {b} has "
                 f"{kb.hbm_bytes_per_s / ka.hbm_bytes_per_s:.2g}x the memory bandwidth"
             )
-    used = {d for d in train.devices} | {d for r in rollouts for d in r.devices}
+    used = set(train.devices) | {d for r in rollouts for d in r.devices}
     idle = [d.id for d in cluster.devices if d.id not in used]
     if idle:
         shown = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")

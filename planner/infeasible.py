@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from planner.columns import Columns
 from planner.cost.memory import replica_weight_bytes, stage_params, state_bytes_per_param
 from planner.cost.model import CostModel
 from planner.override import Override
 from planner.problem import Problem
+from planner.schedulers.areal_hex.training import improving_trainers
 from planner.solution import Conflict
 from planner.space import DeviceClass, device_classes, replica_shapes, role_limits, tp_degrees
 
@@ -119,10 +121,8 @@ def _memory(cost: CostModel, classes: Sequence[DeviceClass]) -> list[Conflict]:
 
 def _trainer_fits(cost: CostModel, classes: Sequence[DeviceClass]) -> bool:
     """Whether some trainer fits on all devices that may train."""
-    from planner.schedulers.areal_hex.training import trainers
-
     counts = [c.size - len(c.must_roll) for c in classes]
-    return next(trainers(cost, classes, counts), None) is not None
+    return next(improving_trainers(Columns(cost), classes, counts), None) is not None
 
 
 def _size(n: float) -> str:

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 from planner.cluster import Device
 from planner.cost.assumptions import Assumptions
-from planner.cost.lengths import Moments, moments
+from planner.cost.context import Context, context_of
 from planner.cost.memory import running_limit, stage_bytes, stage_fits
-from planner.plan import Placement, Plan
-from planner.problem import Problem
+from planner.plan import Placement, Plan, Stage
+from planner.problem import Capabilities, Problem
 
 
 def violations(plan: Plan, problem: Problem, assumptions: Assumptions | None = None) -> tuple[str, ...]:
     """Everything that is wrong with `plan`, one sentence each; empty when it is valid."""
-    a = assumptions or Assumptions()
+    ctx = context_of(problem, assumptions)
     devices = {d.id: d for d in problem.cluster.devices}
     found = list(_devices(plan, devices))
     if found:
@@ -24,9 +24,8 @@ def violations(plan: Plan, problem: Problem, assumptions: Assumptions | None = N
         found.append(f"a plan needs exactly one trainer, it has {len(trainers)}")
     if not plan.rollouts:
         found.append("a plan needs at least one rollout replica, it has none")
-    m = moments(problem.workload)
     for p in plan.placements:
-        found += _replica(p, problem, devices, m, a) if p.role == "rollout" else _trainer(p, problem, devices, m, a)
+        found += _replica(p, problem, devices, ctx) if p.role == "rollout" else _trainer(p, problem, devices, ctx)
     return tuple(found)
 
 
@@ -70,7 +69,7 @@ def _tp_inside(groups: list[list[Device]], who: str) -> Iterator[str]:
             yield f"{who}: the TP group {', '.join(d.id for d in group)} mixes device kinds"
 
 
-def _replica(p: Placement, problem: Problem, devices: dict[str, Device], m: Moments, a: Assumptions) -> Iterator[str]:
+def _replica(p: Placement, problem: Problem, devices: dict[str, Device], ctx: Context) -> Iterator[str]:
     caps, who = problem.capabilities, f"replica on {p.devices[0]}"
     if p.stages:
         yield f"{who}: a replica has no training stages"
@@ -90,14 +89,14 @@ def _replica(p: Placement, problem: Problem, devices: dict[str, Device], m: Mome
     if p.pp > problem.model.layers:
         yield f"{who}: {p.pp} stages for {problem.model.layers} layers"
         return
-    limit = running_limit(problem.cluster.kinds[p.kind], problem.model, problem.workload, m, p.tp, p.pp, a)
+    limit = running_limit(ctx, p.kind, p.tp, p.pp)
     if limit < 1:
         yield f"{who}: weights and the longest sequence do not fit in memory"
     elif p.max_running is not None and not 1 <= p.max_running <= limit:
         yield f"{who}: {p.max_running} running samples, memory allows {limit}"
 
 
-def _trainer(p: Placement, problem: Problem, devices: dict[str, Device], m: Moments, a: Assumptions) -> Iterator[str]:
+def _trainer(p: Placement, problem: Problem, devices: dict[str, Device], ctx: Context) -> Iterator[str]:
     caps, model = problem.capabilities, problem.model
     if not p.stages:
         yield "trainer: it has no stages"
@@ -108,6 +107,31 @@ def _trainer(p: Placement, problem: Problem, devices: dict[str, Device], m: Mome
         yield "trainer: tp, dp and pp of the placement are not those of its stages"
     if sum(s.layers for s in p.stages) != model.layers or any(s.layers < 1 for s in p.stages):
         yield f"trainer: stages of {[s.layers for s in p.stages]} layers are not the model's {model.layers}"
+    yield from _blocks(p, caps)
+    for i, stage in enumerate(p.stages):
+        yield from _stage(stage, f"trainer stage {i}", problem, devices)
+    if all(s.dp >= 1 and s.tp >= 1 for s in p.stages):
+        yield from _trainer_memory(p, ctx)
+
+
+def _stage(s: Stage, who: str, problem: Problem, devices: dict[str, Device]) -> Iterator[str]:
+    caps, samples = problem.capabilities, problem.workload.samples_per_step
+    if s.dp < 1 or s.tp < 1 or len(s.devices) != s.dp * s.tp:
+        yield f"{who}: {len(s.devices)} devices are not dp {s.dp} x tp {s.tp}"
+        return
+    if s.tp > caps.train_max_tp:
+        yield f"{who}: tp {s.tp} exceeds what the trainer can do ({caps.train_max_tp})"
+    if s.dp > samples:
+        yield f"{who}: dp {s.dp} exceeds the {samples} samples of a step"
+    yield from _split(problem, s.tp, who)
+    mine = [devices[d] for d in s.devices]
+    if {d.kind for d in mine} != {s.kind}:
+        yield f"{who}: devices are not all of kind {s.kind}"
+        return
+    yield from _tp_inside([mine[j : j + s.tp] for j in range(0, len(mine), s.tp)], who)
+
+
+def _blocks(p: Placement, caps: Capabilities) -> Iterator[str]:
     blocks: list[tuple[str, int]] = []  # kind and length of each run of stages
     for s in p.stages:
         if blocks and blocks[-1][0] == s.kind:
@@ -119,46 +143,27 @@ def _trainer(p: Placement, problem: Problem, devices: dict[str, Device], m: Mome
     for kind, stages in blocks:
         if stages > caps.train_max_pp:
             yield f"trainer: {stages} stages of {kind} exceed what it can do ({caps.train_max_pp})"
-    for i, s in enumerate(p.stages):
-        who = f"trainer stage {i}"
-        if s.dp < 1 or s.tp < 1 or len(s.devices) != s.dp * s.tp:
-            yield f"{who}: {len(s.devices)} devices are not dp {s.dp} x tp {s.tp}"
-            continue
-        if s.tp > caps.train_max_tp:
-            yield f"{who}: tp {s.tp} exceeds what the trainer can do ({caps.train_max_tp})"
-        if s.dp > problem.workload.samples_per_step:
-            yield f"{who}: dp {s.dp} exceeds the {problem.workload.samples_per_step} samples of a step"
-        yield from _split(problem, s.tp, who)
-        mine = [devices[d] for d in s.devices]
-        if {d.kind for d in mine} != {s.kind}:
-            yield f"{who}: devices are not all of kind {s.kind}"
-            continue
-        yield from _tp_inside([mine[j : j + s.tp] for j in range(0, len(mine), s.tp)], who)
-    if all(s.dp >= 1 and s.tp >= 1 for s in p.stages):
-        yield from _trainer_memory(p, problem, m, a)
 
 
-def _trainer_memory(p: Placement, problem: Problem, m: Moments, a: Assumptions) -> Iterator[str]:
+def _trainer_memory(p: Placement, ctx: Context) -> Iterator[str]:
     """The smallest footprint: one sequence a micro-batch, recomputation on."""
     n = len(p.stages)
-    samples, dp_max = problem.workload.samples_per_step, max(s.dp for s in p.stages)
+    samples, dp_max = ctx.workload.samples_per_step, max(s.dp for s in p.stages)
     rounds = max(1, -(-samples // dp_max))
     for i, s in enumerate(p.stages):
-        kind = problem.cluster.kinds.get(s.kind)
+        kind = ctx.cluster.kinds.get(s.kind)
         if kind is None or s.layers < 1:
             continue
         needed = stage_bytes(
-            problem.model,
+            ctx,
             layers=s.layers,
             tp=s.tp,
             dp=s.dp,
             first=i == 0,
             last=i == n - 1,
             in_flight=min(rounds, n - i),
-            tokens=max(m.longest, samples * m.sequence / (rounds * s.dp)),
+            tokens=max(ctx.m.longest, ctx.batch_tokens / (rounds * s.dp)),
             recompute=True,
-            trainer=problem.capabilities.trainer,
-            a=a,
         )
-        if not stage_fits(kind, needed, a):
+        if not stage_fits(ctx, s.kind, needed):
             yield f"trainer stage {i}: needs {needed / 1e9:.1f} GB on each {s.kind} of {kind.memory_bytes / 1e9:.1f} GB"

@@ -30,30 +30,20 @@ def solve_per_dollar(
 
     InvalidInput without a floor (the smallest plan would win) or where a kind has no price.
     """
-    if problem.floor_tokens_per_s is None:
-        raise InvalidInput(
-            "throughput_per_dollar needs a throughput floor",
-            where="planner.floor_tokens_per_s",
-            hint="without one the smallest plan wins; set the tokens/s you need",
-        )
-    for name in sorted({d.kind for d in problem.cluster.devices}):
-        if problem.cluster.kinds[name].price_usd_per_h is None:
-            raise InvalidInput(
-                f"kind {name!r} has no price", where="fleet.prices", hint="set its USD per hour, 0 if it costs nothing"
-            )
+    floor = _checked_floor(problem)
     ranked, most = [], 0.0
     for devices in _mixes(problem):
         part = _restricted(problem, devices)
         bound = upper_bound(CostModel(part))
         if bound is not None:
             most = max(most, bound.tokens_per_s)
-            if bound.tokens_per_s >= problem.floor_tokens_per_s:
+            if bound.tokens_per_s >= floor:
                 ranked.append((_per_dollar(bound.tokens_per_s, _price(part)), part))
     if not ranked:
         whole = throughput(replace(problem, objective="throughput"))
         if isinstance(whole, Infeasible):
             return whole
-        detail = f"{problem.floor_tokens_per_s:,.0f} tokens/s asked for, no plan exceeds {most:,.0f}"
+        detail = f"{floor:,.0f} tokens/s asked for, no plan exceeds {most:,.0f}"
         return Infeasible(conflicts=(Conflict(limit="floor_tokens_per_s", detail=detail),), scheduler=scheduler)
     ranked.sort(key=lambda r: -r[0])
     best: Feasible | None = None
@@ -66,9 +56,24 @@ def solve_per_dollar(
             if on_incumbent is not None:
                 on_incumbent(best)
     if best is None:
-        detail = f"{problem.floor_tokens_per_s:,.0f} tokens/s asked for, no plan was found that reaches it"
+        detail = f"{floor:,.0f} tokens/s asked for, no plan was found that reaches it"
         return Infeasible(conflicts=(Conflict(limit="floor_tokens_per_s", detail=detail),), scheduler=scheduler)
     return best
+
+
+def _checked_floor(problem: Problem) -> float:
+    if problem.floor_tokens_per_s is None:
+        raise InvalidInput(
+            "throughput_per_dollar needs a throughput floor",
+            where="planner.floor_tokens_per_s",
+            hint="without one the smallest plan wins; set the tokens/s you need",
+        )
+    for name in sorted({d.kind for d in problem.cluster.devices}):
+        if problem.cluster.kinds[name].price_usd_per_h is None:
+            raise InvalidInput(
+                f"kind {name!r} has no price", where="fleet.prices", hint="set its USD per hour, 0 if it costs nothing"
+            )
+    return problem.floor_tokens_per_s
 
 
 def _mixes(problem: Problem) -> Iterator[tuple[Device, ...]]:

@@ -1,12 +1,9 @@
 """Rollout: decode as a roofline of compute and HBM with KV reads and a launch floor, prefill, prefix recomputation."""
 
-from planner.cluster import DeviceKind, Link
-from planner.cost.assumptions import Assumptions
-from planner.cost.flops import compute_rate, decode_flops, hbm_rate, head_flops, layer_flops
-from planner.cost.lengths import Moments
+from planner.cost.context import Context
+from planner.cost.flops import attend_flops, compute_rate, hbm_rate, head_flops, layer_flops, token_flops
 from planner.cost.memory import replica_kv_bytes_per_token
-from planner.cost.network import ring_s, send_s
-from planner.model import ModelSpec
+from planner.cost.network import local_link, ring_s, send_s
 from planner.record import record
 
 
@@ -34,59 +31,45 @@ class Level:
     recompute_s: float  # recomputing the prefixes of running samples once
 
 
-def decode_step_s(
-    kind: DeviceKind,
-    model: ModelSpec,
-    m: Moments,
-    shape: ReplicaShape,
-    running: int,
-    local: Link,
-    remote: Link,
-    a: Assumptions,
-) -> float:
+def decode_step_s(ctx: Context, shape: ReplicaShape, running: int) -> float:
     """Seconds for one more token of every running sample, through all stages of the pipeline."""
-    stage_batch = max(1.0, running / shape.pp)  # the stages work on different parts of the batch
-    read = (model.layers * model.layer_params + model.vocab * model.hidden) * model.dtype_bytes / (shape.tp * shape.pp)
-    kv = stage_batch * m.context * replica_kv_bytes_per_token(model, shape.tp, shape.pp)
-    memory_s = (read + kv) / hbm_rate(kind, a)
-    flops = stage_batch * decode_flops(model, m.context) / (shape.tp * shape.pp)
-    compute_s = flops / compute_rate(kind, model, stage_batch, shape.tp, a)
+    model, m, kind = ctx.model, ctx.m, ctx.kind(shape.kind)
+    devices = shape.devices
+    batch = max(1.0, running / shape.pp)  # the stages work on different parts of the batch
+    read = (model.layers * model.layer_params + model.vocab * model.hidden) * model.dtype_bytes / devices
+    kv = batch * m.context * replica_kv_bytes_per_token(model, shape.tp, shape.pp)
+    hbm, rate = hbm_rate(ctx, kind), compute_rate(ctx, kind, batch, shape.tp) * devices
+    # Matrix products and attention run one after the other, each under its own roof.
+    matmul_s = max(read / hbm, batch * token_flops(model) / rate)
+    attention_s = max(kv / hbm, batch * attend_flops(model, m.context) / rate)
     layers = model.layers / shape.pp
-    hidden = stage_batch * model.hidden * model.dtype_bytes
+    hidden = batch * model.hidden * model.dtype_bytes
     floor_s = layers * kind.launch_s
-    floor_s += 2 * layers * ring_s(local, hidden, shape.tp, 2, a)
-    floor_s += 0.0 if kind.paced else stage_batch * a.host_s_per_sample
+    floor_s += 2 * layers * ring_s(local_link(ctx.cluster, kind), hidden, shape.tp, 2, ctx.a)
+    floor_s += 0.0 if kind.paced else batch * ctx.a.host_s_per_sample
     if shape.pp > 1:
-        floor_s += send_s(remote, hidden, a)
-    return shape.pp * (max(memory_s, compute_s) + floor_s)
+        floor_s += send_s(ctx.cluster.same_kind, hidden, ctx.a)
+    return shape.pp * (matmul_s + attention_s + floor_s)
 
 
-def prefill_s(
-    kind: DeviceKind, model: ModelSpec, shape: ReplicaShape, tokens: float, tokens2: float, local: Link, a: Assumptions
-) -> float:
+def prefill_s(ctx: Context, shape: ReplicaShape, tokens: float, tokens2: float) -> float:
     """Seconds to prefill sequences with `tokens` = sum of lengths and `tokens2` = sum of squares, by compute."""
+    model, kind = ctx.model, ctx.kind(shape.kind)
     flops = model.layers * layer_flops(model, tokens, tokens2) + head_flops(model, 1)
-    rate = compute_rate(kind, model, a.prefill_chunk_tokens, shape.tp, a)
-    reduce = 2 * model.layers * ring_s(local, tokens * model.hidden * model.dtype_bytes, shape.tp, 2, a)
+    rate = compute_rate(ctx, kind, ctx.a.prefill_chunk_tokens, shape.tp)
+    hidden = tokens * model.hidden * model.dtype_bytes
+    reduce = 2 * model.layers * ring_s(local_link(ctx.cluster, kind), hidden, shape.tp, 2, ctx.a)
     return flops / (rate * shape.devices) + reduce / shape.pp
 
 
-def replica_level(
-    kind: DeviceKind,
-    model: ModelSpec,
-    m: Moments,
-    shape: ReplicaShape,
-    running: int,
-    local: Link,
-    remote: Link,
-    a: Assumptions,
-) -> Level:
+def replica_level(ctx: Context, shape: ReplicaShape, running: int) -> Level:
     """What a replica does with `running` samples at once."""
-    step = decode_step_s(kind, model, m, shape, running, local, remote, a)
+    m = ctx.m
+    step = decode_step_s(ctx, shape, running)
     # A sample that ends is replaced: its prompt's prefill stops the others, once a response.
-    start = prefill_s(kind, model, shape, m.prompt, m.prompt**2, local, a)
+    start = prefill_s(ctx, shape, m.prompt, m.prompt2)
     token_s = step + running * start / m.response
-    again = prefill_s(kind, model, shape, running * m.context, running * m.context2, local, a)
+    again = prefill_s(ctx, shape, running * m.context, running * m.context2)
     return Level(running=running, rate_tokens_per_s=running / token_s, tau_s=m.response * token_s, recompute_s=again)
 
 

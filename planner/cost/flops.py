@@ -5,7 +5,7 @@ projections 4 S h d (H + K), attention 4 S^2 H d (half when causal), MLP 6 S h h
 """
 
 from planner.cluster import DeviceKind
-from planner.cost.assumptions import Assumptions
+from planner.cost.context import Context
 from planner.model import ModelSpec
 
 
@@ -21,14 +21,17 @@ def head_flops(model: ModelSpec, tokens: float) -> float:
     return 2 * tokens * model.hidden * model.vocab
 
 
-def decode_flops(model: ModelSpec, context: float) -> float:
-    """Forward FLOPs of one new token after `context` tokens."""
-    h, d = model.hidden, model.head_dim
-    linear = 4 * h * d * (model.heads + model.kv_heads) + 6 * h * model.intermediate
-    return model.layers * (linear + 4 * context * model.heads * d) + head_flops(model, 1)
+def token_flops(model: ModelSpec) -> float:
+    """Forward FLOPs of the matrix products of one token, vocabulary included."""
+    return model.layers * layer_flops(model, 1, 0) + head_flops(model, 1)
 
 
-def compute_rate(kind: DeviceKind, model: ModelSpec, tokens: float, tp: int, a: Assumptions) -> float:
+def attend_flops(model: ModelSpec, context: float) -> float:
+    """Forward FLOPs of attention of one new token over `context` tokens."""
+    return 4 * context * model.heads * model.head_dim * model.layers
+
+
+def compute_rate(ctx: Context, kind: DeviceKind, tokens: float, tp: int) -> float:
     """FLOP/s of one device of a TP group on matmuls of `tokens` rows.
 
     A saturating curve in rows and in the narrower width of the sharded layer, scaled to the kind's ceiling. A paced
@@ -36,12 +39,12 @@ def compute_rate(kind: DeviceKind, model: ModelSpec, tokens: float, tp: int, a: 
     """
     if kind.paced:
         return kind.peak_flops
-    width = min(model.hidden, model.intermediate / tp)
+    width = min(ctx.model.hidden, ctx.model.intermediate / tp)
     rows = max(tokens, 1.0)
-    curve = rows / (rows + a.gemm_half_tokens) * width / (width + a.gemm_half_width)
-    return kind.peak_flops * a.gemm_ceiling * curve
+    curve = rows / (rows + ctx.a.gemm_half_tokens) * width / (width + ctx.a.gemm_half_width)
+    return kind.peak_flops * ctx.a.gemm_ceiling * curve
 
 
-def hbm_rate(kind: DeviceKind, a: Assumptions) -> float:
-    """Bytes/s of device memory that decode reaches."""
-    return kind.hbm_bytes_per_s * (1.0 if kind.paced else a.hbm_efficiency)
+def hbm_rate(ctx: Context, kind: DeviceKind) -> float:
+    """Bytes/s of device memory that kernels reach."""
+    return kind.hbm_bytes_per_s * (1.0 if kind.paced else ctx.a.hbm_efficiency)

@@ -40,6 +40,7 @@ class Moments:
     """Tokens, and tokens squared, of one sample of the workload."""
 
     prompt: float  # E[P]
+    prompt2: float  # E[P^2]
     response: float  # E[L]
     sequence: float  # E[P + L]
     sequence2: float  # E[(P + L)^2], of training
@@ -68,6 +69,7 @@ def moments(workload: Workload) -> Moments:
     context2 = p.second_moment + 2 * p.mean_tokens * done + max(done2, done**2)
     return Moments(
         prompt=p.mean_tokens,
+        prompt2=p.second_moment,
         response=r.mean_tokens,
         sequence=sequence,
         sequence2=var + sequence**2,

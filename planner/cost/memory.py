@@ -2,12 +2,8 @@
 
 import math
 
-from planner.cluster import DeviceKind
-from planner.cost.assumptions import Assumptions
-from planner.cost.lengths import Moments
+from planner.cost.context import Context
 from planner.model import ModelSpec
-from planner.problem import TrainerKind
-from planner.workload import Workload
 
 
 def tp_divides(model: ModelSpec, tp: int) -> bool:
@@ -39,21 +35,22 @@ def replica_kv_bytes_per_token(model: ModelSpec, tp: int, pp: int) -> float:
     return 2 * replica_layers(model, pp) * heads * model.head_dim * model.dtype_bytes
 
 
-def replica_kv_capacity_bytes(kind: DeviceKind, model: ModelSpec, tp: int, pp: int, a: Assumptions) -> float:
+def replica_kv_capacity_bytes(ctx: Context, kind: str, tp: int, pp: int) -> float:
     """Bytes left for KV on one device of a replica; negative when the weights alone do not fit."""
-    usable = kind.memory_bytes * a.rollout_memory_share - a.overhead(kind.memory_bytes)
-    return usable - replica_weight_bytes(model, tp, pp) - min(a.bucket_bytes, model.weight_bytes / (tp * pp))
+    memory = ctx.kind(kind).memory_bytes
+    usable = memory * ctx.a.rollout_memory_share - ctx.a.overhead(memory)
+    bucket = min(ctx.a.bucket_bytes, ctx.model.weight_bytes / (tp * pp))
+    return usable - replica_weight_bytes(ctx.model, tp, pp) - bucket
 
 
-def running_limit(
-    kind: DeviceKind, model: ModelSpec, workload: Workload, m: Moments, tp: int, pp: int, a: Assumptions
-) -> int:
+def running_limit(ctx: Context, kind: str, tp: int, pp: int) -> int:
     """Most samples a replica may decode at once; 0 when it cannot hold the longest sequence.
 
     The fixed point of b * mean + sigmas * sqrt(b) * sd = capacity over the context of running samples, which are
     met length-biased. Outstanding samples never exceed (eta + 1) B.
     """
-    capacity = replica_kv_capacity_bytes(kind, model, tp, pp, a) / replica_kv_bytes_per_token(model, tp, pp)
+    m, a, workload = ctx.m, ctx.a, ctx.workload
+    capacity = replica_kv_capacity_bytes(ctx, kind, tp, pp) / replica_kv_bytes_per_token(ctx.model, tp, pp)
     if capacity < m.longest:
         return 0
     outstanding = (workload.eta + 1 if workload.mode == "async" else 1) * workload.samples_per_step
@@ -82,7 +79,7 @@ def activation_bytes_per_token(model: ModelSpec, tp: int) -> float:
 
 
 def stage_bytes(
-    model: ModelSpec,
+    ctx: Context,
     *,
     layers: int,
     tp: int,
@@ -92,22 +89,20 @@ def stage_bytes(
     in_flight: int,
     tokens: float,
     recompute: bool,
-    trainer: TrainerKind,
-    a: Assumptions,
 ) -> float:
     """Bytes of one device of a training stage. `tokens` a micro-batch and DP rank, `in_flight` micro-batches held."""
-    params = stage_params(model, layers, first=first, last=last) / tp
-    states = params * state_bytes_per_param(model) / (dp if trainer == "fsdp" else 1)
-    gathered = 2 * model.layer_params * model.dtype_bytes / tp if trainer == "fsdp" else 0.0
-    per_layer = activation_bytes_per_token(model, tp) * tokens
-    if recompute:
-        kept = layers * model.hidden * model.dtype_bytes * tokens * in_flight + per_layer
-    else:
-        kept = layers * per_layer * in_flight
+    model, fsdp = ctx.model, ctx.trainer == "fsdp"
+    states = stage_params(model, layers, first=first, last=last) / tp * state_bytes_per_param(model)
+    if fsdp:
+        states = states / dp + 2 * model.layer_params * model.dtype_bytes / tp  # two layers gathered at a time
+    layer = activation_bytes_per_token(model, tp) * tokens
+    border = model.hidden * model.dtype_bytes * tokens
+    kept = (layers * border * in_flight + layer) if recompute else layers * layer * in_flight
     logits = tokens * model.vocab * (model.dtype_bytes + 4) / tp if last else 0.0
-    return states + gathered + kept + logits + min(a.bucket_bytes, model.weight_bytes)
+    return states + kept + logits + min(ctx.a.bucket_bytes, model.weight_bytes)
 
 
-def stage_fits(kind: DeviceKind, needed_bytes: float, a: Assumptions) -> bool:
+def stage_fits(ctx: Context, kind: str, needed_bytes: float) -> bool:
     """Whether a training stage that needs so many bytes a device fits the kind."""
-    return needed_bytes <= kind.memory_bytes * a.train_memory_share - a.overhead(kind.memory_bytes)
+    memory = ctx.kind(kind).memory_bytes
+    return needed_bytes <= memory * ctx.a.train_memory_share - ctx.a.overhead(memory)

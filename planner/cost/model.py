@@ -1,13 +1,14 @@
 """`CostModel`: one problem's costs, remembered; every scheduler scores its plans here."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from planner.cluster import Link
 from planner.cost.assumptions import Assumptions
+from planner.cost.context import context_of
 from planner.cost.decode import Level, ReplicaShape, concurrency_grid, replica_level
-from planner.cost.lengths import moments
 from planner.cost.memory import running_limit, tp_divides
-from planner.cost.network import Place, best_link, local_link, spread_of
+from planner.cost.network import Place, best_link, spread_of
 from planner.cost.step import Group, Offer, Rules, make_offer, rules_of, solve_period, window_needed_s
 from planner.cost.training import StageShape, TrainerCost, TrainerShape, imbalance, train_cost
 from planner.cost.update import update_s
@@ -30,8 +31,8 @@ class CostModel:
 
     def __init__(self, problem: Problem, assumptions: Assumptions | None = None) -> None:
         self.problem = problem
-        self.assumptions = assumptions or Assumptions()
-        self.moments = moments(problem.workload)
+        self.context = context_of(problem, assumptions)
+        self.moments = self.context.m
         self.rules: Rules = rules_of(problem.workload, self.moments)
         self.places = {d.id: Place(node=d.node, kind=d.kind, region=d.region) for d in problem.cluster.devices}
         self._levels: dict[tuple[ReplicaShape, int], Level] = {}
@@ -43,41 +44,23 @@ class CostModel:
     def running_limit(self, shape: ReplicaShape) -> int:
         """Most samples a replica of that shape decodes at once; 0 when it does not fit."""
         if shape not in self._limits:
-            p = self.problem
-            ok = tp_divides(p.model, shape.tp) and shape.pp <= p.model.layers
-            self._limits[shape] = (
-                running_limit(
-                    p.cluster.kinds[shape.kind], p.model, p.workload, self.moments, shape.tp, shape.pp, self.assumptions
-                )
-                if ok
-                else 0
-            )
+            model = self.problem.model
+            ok = tp_divides(model, shape.tp) and shape.pp <= model.layers
+            self._limits[shape] = running_limit(self.context, shape.kind, shape.tp, shape.pp) if ok else 0
         return self._limits[shape]
 
     def level(self, shape: ReplicaShape, running: int) -> Level:
         """Rate and generation time of a replica with `running` samples at once."""
         key = (shape, running)
         if key not in self._levels:
-            c = self.problem.cluster
-            kind = c.kinds[shape.kind]
-            self._levels[key] = replica_level(
-                kind,
-                self.problem.model,
-                self.moments,
-                shape,
-                running,
-                local_link(c, kind),
-                c.same_kind,
-                self.assumptions,
-            )
+            self._levels[key] = replica_level(self.context, shape, running)
         return self._levels[key]
 
     def offers(self, shape: ReplicaShape, link: Link) -> tuple[Offer, ...]:
         """What a replica offers at each concurrency when weights reach it over `link`; empty when it does not fit."""
         key = (shape, link)
         if key not in self._offers:
-            kind = self.problem.cluster.kinds[shape.kind]
-            transfer = update_s(self.problem.model, kind, link, self.assumptions)
+            transfer = update_s(self.context, shape.kind, link)
             self._offers[key] = tuple(
                 make_offer(self.level(shape, b), transfer, self.problem.workload)
                 for b in concurrency_grid(self.running_limit(shape))
@@ -90,26 +73,14 @@ class CostModel:
             p = self.problem
             ok = all(tp_divides(p.model, s.tp) for s in shape.stages)
             ok = ok and all(s.dp <= p.workload.samples_per_step for s in shape.stages)
-            self._trainers[shape] = (
-                train_cost(
-                    shape,
-                    kinds=[p.cluster.kinds[s.kind] for s in shape.stages],
-                    model=p.model,
-                    workload=p.workload,
-                    m=self.moments,
-                    skew=[self.skew(s.dp) for s in shape.stages],
-                    trainer=p.capabilities.trainer,
-                    a=self.assumptions,
-                )
-                if ok
-                else None
-            )
+            skew = [self.skew(s.dp) for s in shape.stages] if ok else []
+            self._trainers[shape] = train_cost(self.context, shape, skew) if ok else None
         return self._trainers[shape]
 
     def skew(self, dp: int) -> float:
         """Tokens of the fullest DP worker over the mean."""
         if dp not in self._skew:
-            self._skew[dp] = imbalance(self.problem.workload, self.moments, dp)
+            self._skew[dp] = imbalance(self.context, dp)
         return self._skew[dp]
 
     def places_of(self, devices: Iterable[str]) -> tuple[Place, ...]:
@@ -124,7 +95,7 @@ class CostModel:
             StageShape(kind=s.kind, dp=s.dp, tp=s.tp, layers=s.layers, spread=spread_of(cluster, p))
             for s, p in zip(placement.stages, places, strict=True)
         )
-        links = tuple(best_link(cluster, a, b) for a, b in zip(places, places[1:], strict=False))
+        links = tuple(best_link(cluster, a, b) for a, b in itertools.pairwise(places))
         return TrainerShape(stages=stages, links=links)
 
     def evaluate(self, plan: Plan) -> Scored | None:

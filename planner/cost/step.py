@@ -148,7 +148,7 @@ def window_needed_s(groups: Sequence[tuple[Offer, int]], rules: Rules) -> float:
         # Replicas whose pause is longer than the window give nothing, so each prefix is a candidate.
         answer = min(answer, max(offer.pause_s, (rules.work_tokens + lost) / rate))
     if rules.sync:
-        answer = max(answer, max(o.pause_s + rules.tail_batch * o.level.tau_s for o, _ in groups))
+        answer = max(answer, *(o.pause_s + rules.tail_batch * o.level.tau_s for o, _ in groups))
     return answer + rules.reward_s
 
 

@@ -4,14 +4,18 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 
-from planner.cluster import DeviceKind, Link
-from planner.cost.assumptions import Assumptions
+from planner.cluster import Link
+from planner.cost.context import Context
 from planner.cost.flops import compute_rate, hbm_rate, head_flops, layer_flops
-from planner.cost.lengths import Moments, quantiles
-from planner.cost.memory import stage_bytes, stage_fits, stage_params, state_bytes_per_param
+from planner.cost.lengths import quantiles
+from planner.cost.memory import (
+    activation_bytes_per_token,
+    stage_bytes,
+    stage_fits,
+    stage_params,
+    state_bytes_per_param,
+)
 from planner.cost.network import Spread, ring_s, send_s, spread_collective_s
-from planner.model import ModelSpec
-from planner.problem import TrainerKind
 from planner.record import record
 from planner.workload import Workload
 
@@ -82,12 +86,12 @@ def assign_sequences(lengths: Iterable[float], workers: int) -> tuple[tuple[int,
     return tuple(tuple(g) for g in groups)
 
 
-def imbalance(workload: Workload, m: Moments, dp: int) -> float:
+def imbalance(ctx: Context, dp: int) -> float:
     """Tokens of the fullest of `dp` workers over the mean, after `assign_sequences` on the workload's quantiles."""
     if dp == 1:
         return 1.0
-    count = min(workload.samples_per_step, max(1024, dp))
-    lengths = [m.prompt + float(x) for x in quantiles(workload.response, count)]
+    count = min(ctx.workload.samples_per_step, max(1024, dp))
+    lengths = [ctx.m.prompt + float(x) for x in quantiles(ctx.workload.response, count)]
     fullest = max(sum(lengths[i] for i in group) for group in assign_sequences(lengths, dp))
     return fullest * dp / sum(lengths)
 
@@ -99,29 +103,52 @@ def passes(workload: Workload, recompute: bool) -> tuple[int, int]:
     return (4 if recompute else 3) + forward, 3 + forward
 
 
-def train_cost(
-    shape: TrainerShape,
-    *,
-    kinds: Sequence[DeviceKind],
-    model: ModelSpec,
-    workload: Workload,
-    m: Moments,
-    skew: Sequence[float],
-    trainer: TrainerKind,
-    a: Assumptions,
-) -> TrainerCost | None:
+def layer_s(ctx: Context, stage: StageShape, *, share: float, recompute: bool) -> float:
+    """Seconds of one layer of a stage for `share` of a step's batch: products, elementwise kernels, TP all-reduces."""
+    model, kind = ctx.model, ctx.kind(stage.kind)
+    layer_passes, _ = passes(ctx.workload, recompute)
+    samples = ctx.workload.samples_per_step * share / stage.dp
+    tokens = samples * ctx.m.sequence
+    rate = compute_rate(ctx, kind, tokens, stage.tp) * kind.train_efficiency * stage.tp
+    products = layer_passes * layer_flops(model, tokens, samples * ctx.m.sequence2) / rate
+    # Between the products every kept activation is written and read once a pass.
+    moved = 2 * layer_passes * tokens * activation_bytes_per_token(model, stage.tp) / hbm_rate(ctx, kind)
+    # Two all-reduces a layer for each pass over it: forward, backward, recomputation (backward counts as two passes).
+    hidden = tokens * model.hidden * model.dtype_bytes
+    reduces = 2 * (layer_passes - 1) * ring_s(stage.spread.local, hidden, stage.tp, 2, ctx.a)
+    return products + moved + reduces
+
+
+def head_s(ctx: Context, stage: StageShape, *, share: float) -> float:
+    """Seconds of the vocabulary projection on the last stage for `share` of a step's batch."""
+    kind = ctx.kind(stage.kind)
+    _, head_passes = passes(ctx.workload, False)
+    tokens = ctx.batch_tokens * share / stage.dp
+    rate = compute_rate(ctx, kind, tokens, stage.tp) * kind.train_efficiency * stage.tp
+    return head_passes * head_flops(ctx.model, tokens) / rate
+
+
+def crossing_s(ctx: Context, link: Link, *, share: float) -> float:
+    """Seconds a border between stages blocks both of them for `share` of a step's batch: activations forward, once for
+    each forward-only task too, and gradients back. Not overlapped: measured pipelines over slow links are 30-50 %
+    slower than without this term."""
+    crossings = passes(ctx.workload, False)[0] - 1
+    return crossings * send_s(link, ctx.batch_tokens * share * ctx.model.hidden * ctx.model.dtype_bytes, ctx.a)
+
+
+def train_cost(ctx: Context, shape: TrainerShape, skew: Sequence[float]) -> TrainerCost | None:
     """The cheapest way to run `shape` that fits, over micro-batch sizes and recomputation; None when nothing fits.
 
-    `kinds` and `skew` (the DP imbalance) are by stage.
+    `skew` is the DP imbalance by stage.
     """
     best: TrainerCost | None = None
-    samples, dp_max = workload.samples_per_step, max(s.dp for s in shape.stages)
+    samples, dp_max = ctx.workload.samples_per_step, max(s.dp for s in shape.stages)
     for recompute in (False, True):
         for sequences in _MICRO_SEQUENCES:
             rounds = max(1, math.ceil(samples / (sequences * dp_max)))
-            if not _fits(shape, kinds, model, m, samples, rounds, recompute, trainer, a):
+            if not _fits(ctx, shape, rounds, recompute):
                 break
-            cost = _timed(shape, kinds, model, workload, m, skew, rounds, recompute, trainer, a)
+            cost = _timed(ctx, shape, skew, rounds, recompute)
             if best is None or cost.train_s < best.train_s:
                 best = cost
             if rounds == 1:
@@ -129,92 +156,53 @@ def train_cost(
     return best
 
 
-def _fits(
-    shape: TrainerShape,
-    kinds: Sequence[DeviceKind],
-    model: ModelSpec,
-    m: Moments,
-    samples: int,
-    rounds: int,
-    recompute: bool,
-    trainer: TrainerKind,
-    a: Assumptions,
-) -> bool:
+def _fits(ctx: Context, shape: TrainerShape, rounds: int, recompute: bool) -> bool:
     n = len(shape.stages)
-    for i, (stage, kind) in enumerate(zip(shape.stages, kinds, strict=True)):
+    for i, stage in enumerate(shape.stages):
         needed = stage_bytes(
-            model,
+            ctx,
             layers=stage.layers,
             tp=stage.tp,
             dp=stage.dp,
             first=i == 0,
             last=i == n - 1,
             in_flight=min(rounds, n - i),
-            tokens=max(m.longest, samples * m.sequence / (rounds * stage.dp)),
+            tokens=max(ctx.m.longest, ctx.batch_tokens / (rounds * stage.dp)),
             recompute=recompute,
-            trainer=trainer,
-            a=a,
         )
-        if not stage_fits(kind, needed, a):
+        if not stage_fits(ctx, stage.kind, needed):
             return False
     return True
 
 
-def _timed(
-    shape: TrainerShape,
-    kinds: Sequence[DeviceKind],
-    model: ModelSpec,
-    workload: Workload,
-    m: Moments,
-    skew: Sequence[float],
-    rounds: int,
-    recompute: bool,
-    trainer: TrainerKind,
-    a: Assumptions,
-) -> TrainerCost:
-    n = len(shape.stages)
-    layer_passes, head_passes = passes(workload, recompute)
-    sequences = workload.samples_per_step / rounds
+def _timed(ctx: Context, shape: TrainerShape, skew: Sequence[float], rounds: int, recompute: bool) -> TrainerCost:
+    n, share = len(shape.stages), 1 / rounds
     times: list[float] = []
-    waits: list[float] = []
     sync = update = 0.0
-    for i, (stage, kind) in enumerate(zip(shape.stages, kinds, strict=True)):
-        last = i == n - 1
-        tokens = sequences * m.sequence / stage.dp
-        flops = layer_passes * stage.layers * layer_flops(model, tokens, sequences * m.sequence2 / stage.dp)
-        flops += head_passes * head_flops(model, tokens) if last else 0.0
-        compute = flops * skew[i] / (stage.tp * compute_rate(kind, model, tokens, stage.tp, a))
-        compute = max(compute, layer_passes * stage.layers * kind.launch_s)
-        hidden = tokens * model.hidden * model.dtype_bytes
-        # Two all-reduces a layer and pass over it: forward, backward, and recomputation where there is one.
-        reduces = 2 * (layer_passes - 1) * stage.layers
-        compute += reduces * ring_s(stage.spread.local, hidden, stage.tp, 2, a)
-        params = stage_params(model, stage.layers, first=i == 0, last=last)
-        if trainer == "fsdp":
-            gather = spread_collective_s(
-                stage.spread, params * model.dtype_bytes, dp=stage.dp, tp=stage.tp, passes=1, a=a
-            )
-            compute = max(compute, 3 * gather)  # all-gather twice and reduce-scatter, prefetched behind compute
+    for i, stage in enumerate(shape.stages):
+        kind, last = ctx.kind(stage.kind), i == n - 1
+        busy = stage.layers * layer_s(ctx, stage, share=share, recompute=recompute)
+        busy = (busy + (head_s(ctx, stage, share=share) if last else 0.0)) * skew[i]
+        busy = max(busy, passes(ctx.workload, recompute)[0] * stage.layers * kind.launch_s)
+        params = stage_params(ctx.model, stage.layers, first=i == 0, last=last)
+        size = params * ctx.model.dtype_bytes
+        shards = stage.tp
+        if ctx.trainer == "fsdp":
+            gather = spread_collective_s(stage.spread, size, dp=stage.dp, tp=stage.tp, passes=1, a=ctx.a)
+            busy = max(busy, 3 * gather)  # all-gather twice and reduce-scatter, prefetched behind compute
+            shards *= stage.dp
         else:
-            sync = max(
-                sync,
-                spread_collective_s(stage.spread, params * model.dtype_bytes, dp=stage.dp, tp=stage.tp, passes=2, a=a),
-            )
-        shards = stage.tp * (stage.dp if trainer == "fsdp" else 1)
-        update = max(update, 2 * params * state_bytes_per_param(model) / shards / hbm_rate(kind, a))
-        # Activations forward (once for each forward-only pass too) and gradients back block both ends of a link
-        # (measured pipelines over slow links are 30-50 % slower than without this term).
-        crossing = 2 + (layer_passes - (4 if recompute else 3))
-        whole = sequences * m.sequence * model.hidden * model.dtype_bytes
-        near = [shape.links[j] for j in (i - 1, i) if 0 <= j < len(shape.links)]
-        times.append(compute)
-        waits.append(sum(crossing * send_s(link, whole, a) for link in near))
-    busy = [t + w for t, w in zip(times, waits, strict=True)]
-    slowest = max(range(n), key=lambda i: busy[i])
-    bubble = sum(times) - times[slowest] + sum(waits) / 2 - waits[slowest] / 2
-    total = rounds * busy[slowest] + bubble + sync + update
+            sync = max(sync, spread_collective_s(stage.spread, size, dp=stage.dp, tp=stage.tp, passes=2, a=ctx.a))
+        moved = 2 * params * state_bytes_per_param(ctx.model) / shards
+        update = max(update, moved / hbm_rate(ctx, kind))
+        times.append(busy)
+    borders = [crossing_s(ctx, link, share=share) for link in shape.links]
+    waits = [sum(borders[max(0, i - 1) : i + 1]) for i in range(n)]
+    slowest = max(range(n), key=lambda i: times[i] + waits[i])
+    # Bubbles: the other stages once, and the crossings the slowest stage does not take part in.
+    bubble = sum(times) - times[slowest] + sum(borders) - waits[slowest]
     return TrainerCost(
-        train_s=total,
+        train_s=rounds * (times[slowest] + waits[slowest]) + bubble + sync + update,
         compute_s=rounds * times[slowest],
         bubble_s=bubble,
         communication_s=rounds * waits[slowest] + sync,

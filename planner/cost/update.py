@@ -1,17 +1,17 @@
 """Weight update: how long new weights take to reach a replica, and whom that stops."""
 
-from planner.cluster import DeviceKind, Link
-from planner.cost.assumptions import Assumptions
-from planner.model import ModelSpec
+from planner.cluster import Link
+from planner.cost.context import Context
 
 
-def update_s(model: ModelSpec, kind: DeviceKind, link: Link, a: Assumptions) -> float:
+def update_s(ctx: Context, kind_name: str, link: Link) -> float:
     """Seconds from published weights to a replica that runs on them, over its slowest hop.
 
     A relay tree or pipelined broadcast takes as long as its slowest link, whatever the number of replicas. Plain
     bytes / bandwidth is 4-6 times too fast against published figures, so the efficiency is a calibrated one.
     """
+    kind, a = ctx.kind(kind_name), ctx.a
     local = kind.paced or kind.name == "host-cpu"
     efficiency = 1.0 if local else a.update_efficiency
     fixed = a.update_fixed_local_s if local else a.update_fixed_s
-    return fixed + link.latency_s + model.weight_bytes / (link.bytes_per_s * efficiency)
+    return fixed + link.latency_s + ctx.model.weight_bytes / (link.bytes_per_s * efficiency)

@@ -9,12 +9,11 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from planner.cluster import Device
+from planner.columns import Columns
 from planner.cost.decode import ReplicaShape
-from planner.cost.training import split_layers
 from planner.errors import InvalidInput
 from planner.judge import violations
 from planner.plan import Placement, Plan, Stage
-from planner.schedulers.areal_hex.training import head_layers, stage_weights
 from planner.search import Search
 from planner.space import TP_DEGREES, BlockShape, device_classes, replica_shapes, role_limits
 
@@ -71,7 +70,7 @@ def _blocks(kind: str, devices: int) -> Iterator[BlockShape]:
 
 
 def _arranged(search: Search, blocks: tuple[BlockShape, ...], groups: list[list[Device]]) -> Iterator[Placement]:
-    layers = split_layers(search.problem.model.layers, stage_weights(search.cost, blocks), head_layers(search.cost))
+    layers = Columns(search.cost).split(blocks)
     if layers is None:
         return
     for orders in itertools.product(*(_orders(g) for g in groups)):

@@ -136,6 +136,7 @@ def _declared(name: str, section: KindSection, *, paced: bool) -> DeviceKind:
         memory_bytes=section.memory,
         link_bytes_per_s=section.link,
         launch_s=section.launch,
+        train_efficiency=section.train_efficiency,
         price_usd_per_h=section.price_usd_per_h,
         source="declared in the configuration",
         paced=paced,

@@ -139,6 +139,7 @@ class KindSection(Section):
     memory: Bytes
     link: BytesPerS
     launch: Seconds = Field(2e-5, validate_default=True, description="floor of one layer in a decode step")
+    train_efficiency: float = Field(1.0, gt=0, description="measured over modelled training rate; 1: not calibrated")
     price_usd_per_h: Price | None = None
 
 

@@ -7,6 +7,7 @@ training is the faster side it gets less, else more. Costs are means over a wind
 the plan's step time is stable. A round is free when its cut has been seen.
 """
 
+from planner.columns import Columns
 from planner.cost.model import Scored
 from planner.judge import violations
 from planner.placing import materialise
@@ -47,6 +48,7 @@ class _Rounds:
 
     def __init__(self, search: Search, partitioner: Partitioner) -> None:
         self.search, self.partitioner = search, partitioner
+        self.columns = Columns(search.cost)
         self.seen: dict[Counts, Scored | None] = {}
         self.no_training: set[Counts] = set()
 
@@ -66,14 +68,21 @@ class _Rounds:
     def _plan(self, counts: Counts) -> Scored | None:
         cost, classes = self.search.cost, self.partitioner.classes
         given = self.partitioner.allot(counts)
-        trainer = best_trainer(cost, classes, given)
+        trainer = best_trainer(self.columns, classes, given)
         if trainer is None:
             self.no_training.add(counts)
             self.search.evaluations += 1
             return None
         rest = self._rest(given, trainer.used)
         places = tuple(classes[i].place for i, n in enumerate(trainer.used) if n)
-        rollout = best_rollout(cost, classes, rest, places, trainer.cost.train_s, self.search.budget.mip_seconds)
+        rollout = best_rollout(
+            cost,
+            classes,
+            rest,
+            trainer=places,
+            train_s=trainer.cost.train_s,
+            mip_seconds=self.search.budget.mip_seconds,
+        )
         if rollout is None:
             self.search.evaluations += 1
             return None
@@ -108,9 +117,9 @@ class _Rounds:
             if counts is None:
                 return None
             found = self.visit(counts)
-            if found is None:
-                more = counts in self.no_training  # no trainer fits: it needs more; no replica does: it must give
-            else:
+            # Where no trainer fits it needs more; where no replica does, training must give.
+            more = counts in self.no_training
+            if found is not None:
                 more = found.prediction.train_s > found.prediction.rollout_s
             if more:
                 low = gamma

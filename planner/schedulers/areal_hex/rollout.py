@@ -54,6 +54,7 @@ def best_rollout(
     cost: CostModel,
     classes: Sequence[DeviceClass],
     counts: Sequence[int],
+    *,
     trainer: tuple[Place, ...],
     train_s: float,
     mip_seconds: float,
@@ -174,7 +175,7 @@ def _milp(
                 problem += pulp.lpSum(larger) <= len(node.classes) * (node.size // size) * size
         if node.must:
             problem += pulp.lpSum(tp * v for tp, v in mine) >= node.must
-    problem.solve(pulp.COIN_CMD(path=pulp.PULP_CBC_CMD.pulp_cbc_path, msg=False, timeLimit=mip_seconds, threads=1))
+    problem.solve(pulp.COIN_CMD(path=pulp.PULP_CBC_CMD.pulp_cbc_path, msg=False, timeLimit=mip_seconds))
     if problem.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         return None
     return [round(v.value() or 0) for v in y]

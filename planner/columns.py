@@ -1,0 +1,146 @@
+"""Blocks of a trainer, pre-costed: what one can do at best, so that most pairs of blocks never need to be costed whole."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cluster import Link
+from planner.cost.flops import compute_rate, head_flops, layer_flops
+from planner.cost.memory import stage_bytes, stage_fits
+from planner.cost.model import CostModel
+from planner.cost.network import Spread, local_link
+from planner.cost.training import StageShape, crossing_s, head_s, layer_s, split_layers
+from planner.record import record
+from planner.space import BlockShape
+
+
+@record
+class Column:
+    """A block with lower bounds for any trainer it is part of. Seconds are for a whole batch."""
+
+    block: BlockShape
+    weight: float  # FLOP/s of one stage, for dividing the layers
+    plain_s: float  # one layer of one stage, without recomputation
+    recompute_s: float  # the same with it
+    head_s: float  # the vocabulary projection, on the last stage
+    plain_layers: int  # more layers than this a stage cannot hold without recomputation
+    most_layers: int  # nor with it
+
+
+class Columns:
+    """The columns of one problem, made once each."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+        m, model = cost.moments, cost.problem.model
+        # The vocabulary projection in units of one layer's work.
+        self.head_layers = head_flops(model, m.sequence) / layer_flops(model, m.sequence, m.sequence2)
+        self._made: dict[BlockShape, Column] = {}
+        self._bounds: dict[tuple[tuple[BlockShape, ...], tuple[Link, ...]], float] = {}
+
+    def column(self, block: BlockShape) -> Column:
+        """The column of a block."""
+        if block not in self._made:
+            self._made[block] = self._make(block)
+        return self._made[block]
+
+    def split(self, blocks: Sequence[BlockShape]) -> tuple[int, ...] | None:
+        """Layers of every stage, in proportion to compute; None when there are more stages than layers."""
+        weights = [c.weight for b in blocks if (c := self.column(b)) for _ in range(b.pp)]
+        return split_layers(self.cost.problem.model.layers, weights, self.head_layers)
+
+    def pair_bounds_s(self, left: Sequence[BlockShape], right: Sequence[BlockShape], link: Link) -> NDArray[np.float64]:
+        """Seconds that a trainer of blocks left[i] -> right[j] takes at least: perfect balance without bubbles, and at
+        the border one layer and the activations over `link`."""
+        layers = self.cost.problem.model.layers
+        ca, cb = self._table(left), self._table(right).transpose(1, 0)[:, None, :]
+        pa, plain_a, again_a, _, holds_a, most_a = (ca[:, i, None] for i in range(6))
+        pb, plain_b, again_b, head, holds_b, most_b = (cb[i] for i in range(6))
+        # Every layer lies in some stage: where that takes more than stages hold without recomputation, all recompute.
+        plain = pa * holds_a + pb * holds_b >= layers
+        fa, fb = np.where(plain, plain_a, again_a), np.where(plain, plain_b, again_b)
+        balanced = (layers + head / fb) / (pa / fa + pb / fb)
+        crossing = crossing_s(self.cost.context, link, share=1.0)
+        bounds: NDArray[np.float64] = np.maximum(balanced, crossing + np.maximum(fa, fb))
+        bounds[pa * most_a + pb * most_b < layers] = np.inf
+        return bounds
+
+    def _table(self, blocks: Sequence[BlockShape]) -> NDArray[np.float64]:
+        """One row a block: stages, seconds a layer without and with recomputation, head, layers held so and so."""
+        columns = [self.column(b) for b in blocks]
+        return np.array(
+            [(c.block.pp, c.plain_s, c.recompute_s, c.head_s, c.plain_layers, c.most_layers) for c in columns],
+            dtype=float,
+        )
+
+    def bound_s(self, blocks: Sequence[BlockShape], links: Sequence[Link]) -> float:
+        """A tighter lower bound: the layers as they would be divided, recomputation where memory forces it.
+
+        `links` are those between blocks. Infinite where the blocks cannot hold the model.
+        """
+        key = (tuple(blocks), tuple(links))
+        if key not in self._bounds:
+            self._bounds[key] = self._bound_s(blocks, links)
+        return self._bounds[key]
+
+    def _bound_s(self, blocks: Sequence[BlockShape], links: Sequence[Link]) -> float:
+        layers = self.split(blocks)
+        if layers is None:
+            return float("inf")
+        columns = [self.column(b) for b in blocks for _ in range(b.pp)]
+        if any(n > c.most_layers for n, c in zip(layers, columns, strict=True)):
+            return float("inf")
+        recompute = any(n > c.plain_layers for n, c in zip(layers, columns, strict=True))
+        times = [n * (c.recompute_s if recompute else c.plain_s) for n, c in zip(layers, columns, strict=True)]
+        times[-1] += columns[-1].head_s
+        worst = max(times)
+        ends = list(itertools.accumulate(b.pp for b in blocks))
+        for end, link in zip(ends, links, strict=False):
+            crossing = crossing_s(self.cost.context, link, share=1.0)
+            worst = max(worst, crossing + max(times[end - 1], times[end]))
+        return worst
+
+    def _make(self, block: BlockShape) -> Column:
+        ctx = self.cost.context
+        kind = ctx.kind(block.kind)
+        local = local_link(ctx.cluster, kind)
+        stage = StageShape(kind=block.kind, dp=block.dp, tp=block.tp, layers=1, spread=Spread(nodes=1, local=local))
+        rate = compute_rate(ctx, kind, ctx.m.longest, block.tp) * kind.train_efficiency
+        return Column(
+            block=block,
+            weight=rate * block.tp * block.dp,
+            plain_s=layer_s(ctx, stage, share=1.0, recompute=False),
+            recompute_s=layer_s(ctx, stage, share=1.0, recompute=True),
+            head_s=head_s(ctx, stage, share=1.0),
+            plain_layers=self._holds(block, recompute=False),
+            most_layers=self._holds(block, recompute=True),
+        )
+
+    def _holds(self, block: BlockShape, *, recompute: bool) -> int:
+        """Most layers a middle stage of the block holds (bisection: memory grows with layers)."""
+        ctx = self.cost.context
+
+        def fits(layers: int) -> bool:
+            needed = stage_bytes(
+                ctx,
+                layers=layers,
+                tp=block.tp,
+                dp=block.dp,
+                first=False,
+                last=False,
+                in_flight=1,
+                tokens=ctx.m.longest,
+                recompute=recompute,
+            )
+            return stage_fits(ctx, block.kind, needed)
+
+        low, high = 0, ctx.model.layers
+        while low < high:
+            middle = (low + high + 1) // 2
+            if fits(middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low

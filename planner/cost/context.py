@@ -1,0 +1,42 @@
+"""What every cost function looks at besides its subject."""
+
+from planner.cluster import Cluster, DeviceKind
+from planner.cost.assumptions import Assumptions
+from planner.cost.lengths import Moments, moments
+from planner.model import ModelSpec
+from planner.problem import Problem, TrainerKind
+from planner.record import record
+from planner.workload import Workload
+
+
+@record
+class Context:
+    """A problem without its overrides and objective, the moments of its lengths, and the assumptions."""
+
+    cluster: Cluster
+    model: ModelSpec
+    workload: Workload
+    trainer: TrainerKind
+    m: Moments
+    a: Assumptions
+
+    def kind(self, name: str) -> DeviceKind:
+        """The device kind of that name."""
+        return self.cluster.kinds[name]
+
+    @property
+    def batch_tokens(self) -> float:
+        """Mean prompt and response tokens of a step."""
+        return self.workload.samples_per_step * self.m.sequence
+
+
+def context_of(problem: Problem, assumptions: Assumptions | None = None) -> Context:
+    """The context of a problem."""
+    return Context(
+        cluster=problem.cluster,
+        model=problem.model,
+        workload=problem.workload,
+        trainer=problem.capabilities.trainer,
+        m=moments(problem.workload),
+        a=assumptions or Assumptions(),
+    )
