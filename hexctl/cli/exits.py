@@ -45,9 +45,16 @@ def run(command: Callable[[], object]) -> int:
         text, _, hint = str(e).partition("\nhint: ")
         error(text, hint=hint)
         return int(getattr(e, "exit_code", Exit.USAGE))
-    except BrokenPipeError:  # the reader has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit) as e:  # the reader has gone, as `head` does; click turns that into an exit
+        if isinstance(e, SystemExit) and not isinstance(e.__context__, BrokenPipeError):
+            raise
+        _forget_stdout()
         return Exit.FINE
+    except OSError as e:
+        _debug()
+        _forget_stdout()
+        error(f"{e.filename or 'standard output'}: {e.strerror}")
+        return Exit.BUG
     except Exception as e:  # noqa: BLE001  (the last line before the shell)
         _debug()
         error(f"this is a bug in hexctl: {type(e).__name__}: {e}", hint="HEXCTL_DEBUG=1 shows the traceback")
@@ -85,6 +92,11 @@ class Progress:
         """Leave the line."""
         if self._shown and sys.stderr.isatty():
             click.echo("\r\x1b[K", err=True, nl=False)
+
+
+def _forget_stdout() -> None:
+    """What is still buffered goes nowhere: the interpreter would complain of it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _usage_hint(e: click.ClickException) -> str:

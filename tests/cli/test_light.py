@@ -1,5 +1,6 @@
 """What the command line loads: little. Tested by `sys.modules` in processes of their own."""
 
+import os
 import subprocess
 import sys
 
@@ -47,3 +48,23 @@ def test_the_planner_package_is_light() -> None:
     code = "import planner, sys; print([m for m in ('torch', 'ray', 'textual', 'pydantic', 'asyncio') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("stdout", "code", "says"), [("/dev/full", 1, "No space left"), ("pipe", 0, "")])
+def test_a_standard_output_that_takes_nothing(stdout: str, code: int, says: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") if stdout == "pipe" else open(stdout, "wb") as out:  # a pipe nobody reads
+        words = [
+            sys.executable,
+            "-c",
+            "import sys; from hexctl.cli.main import main; sys.exit(main(sys.argv[1:]))",
+            "runs",
+        ]
+        done = subprocess.run(words, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    if stdout != "pipe":
+        os.close(write)
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
