@@ -1,7 +1,7 @@
 """What a replica and flow say to each other, from the replica's side: the journal's tail, and numbered exchanges.
 
 At most two exchanges are unacknowledged. One that did not get through is sent again, same number and content, before any
-later one, so that flow never sees a gap.
+later one. If the later one had overtaken it, flow acknowledged neither, and both are sent again in order.
 """
 
 from collections import deque
@@ -44,6 +44,7 @@ class LoopTiming:
     idle_s: float = 0.1  # between pleas for work; also the longest rest
     retry_s: float = 0.1  # after the first failed exchange, doubled up to `retry_max_s`
     retry_max_s: float = 2.0
+    answer_s: float = 30.0  # an exchange without any answer for so long is sent again
     reload_s: float = 2.0  # before weights that failed to verify are tried again
     goodbye_s: float = 5.0  # for the last flush after a stop
 
@@ -98,7 +99,8 @@ class _Flight:
     """An unacknowledged exchange; `pending` is None while it waits to be sent (again)."""
 
     request: ExchangeRequest
-    pending: PendingReply | None
+    pending: PendingReply | None = None
+    sent_at: float = 0.0
 
 
 class Exchanges:
@@ -130,7 +132,7 @@ class Exchanges:
         """Send the exchange numbered `next_seq`."""
         self._seq = request.seq
         self.sent_at = self._clock()
-        self._flights.append(_Flight(request, None))
+        self._flights.append(_Flight(request))
         self._dispatch(self._flights[-1])
 
     def repeat(self) -> None:
@@ -145,7 +147,11 @@ class Exchanges:
         """
         while self._flights:
             flight = self._flights[0]
-            if flight.pending is None or not flight.pending.done():
+            if flight.pending is None:
+                return
+            if not flight.pending.done():
+                if self._clock() - flight.sent_at >= self._timing.answer_s:
+                    self._failed(flight)
                 return
             try:
                 reply = flight.pending.result(0.0)
@@ -182,6 +188,7 @@ class Exchanges:
 
     def _dispatch(self, flight: _Flight) -> None:
         try:
+            flight.sent_at = self._clock()
             flight.pending = self._client.send(flight.request)
         except UnreachableError:
             self._failed(flight)

@@ -204,23 +204,24 @@ class ReplicaLoop:
 
     def _due(self) -> bool:
         """Whether flow should hear from us now."""
-        waited, timing = self._clock() - self._exchanges.sent_at, self._timing
+        now, sent_at, timing = self._clock(), self._exchanges.sent_at, self._timing
         if self._urgent or self._unflushed.longest >= timing.flush_tokens:
             return True
         if self._unflushed:
-            return waited >= (timing.finished_flush_s if self._unflushed.finished else timing.flush_s)
+            return now >= sent_at + (timing.finished_flush_s if self._unflushed.finished else timing.flush_s)
         # Nothing to tell: ask for work, one question at a time, since flow may take its time to answer it.
-        return not self._exchanges.unacknowledged and waited >= timing.idle_s
+        return not self._exchanges.unacknowledged and now >= sent_at + timing.idle_s
 
     def _send(self) -> bool:
+        leaving = self._order == "stop"  # without weights a replica is given no more work
         request = ExchangeRequest(
             replica=self._replica,
             epoch=self._epoch,
             seq=self._exchanges.next_seq,
             appends=self._unflushed.take(),
             released=tuple(self._released),
-            version=self._engine.version,
-            digest=self._engine.digest,
+            version=None if leaving else self._engine.version,
+            digest=None if leaving else self._engine.digest,
             stats=self._stats(),
             pid=os.getpid(),
         )

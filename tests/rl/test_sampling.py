@@ -1,5 +1,7 @@
 """Noise: uniform, independent over every coordinate, a function of coordinates alone. Sampling: the right distribution."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -51,7 +53,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
     """In standard deviations above the mean of its distribution."""
     statistic = float(((counts - expected) ** 2 / expected).sum())
     degrees = counts.size - 1
-    return (statistic - degrees) / (2 * degrees) ** 0.5
+    return (statistic - degrees) / math.sqrt(2 * degrees)
 
 
 @pytest.mark.parametrize("varying", ["seed", "group", "member", "position"])
