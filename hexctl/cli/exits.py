@@ -11,6 +11,12 @@ import click
 from planner.errors import HexError
 
 
+# A group called without a command; click before 8.2 answers that by itself.
+_HELP_WANTED: tuple[type[click.ClickException], ...] = (
+    (click.exceptions.NoArgsIsHelpError,) if hasattr(click.exceptions, "NoArgsIsHelpError") else ()
+)
+
+
 class Exit(IntEnum):
     """What the shell sees."""
 
@@ -38,16 +44,17 @@ def run(command: Callable[[], object]) -> int:
         return Exit.INTERRUPTED
     except click.ClickException as e:
         _debug()
-        error(e.format_message(), hint=_usage_hint(e))
+        if isinstance(e, _HELP_WANTED):
+            say(e.format_message())
+        else:
+            error(e.format_message(), hint=_usage_hint(e))
         return e.exit_code if isinstance(e, click.UsageError) else Exit.USAGE
     except HexError as e:
         _debug()
         text, _, hint = str(e).partition("\nhint: ")
         error(text, hint=hint)
         return int(getattr(e, "exit_code", Exit.USAGE))
-    except (BrokenPipeError, SystemExit) as e:  # the reader has gone, as `head` does; click turns that into an exit
-        if isinstance(e, SystemExit) and not isinstance(e.__context__, BrokenPipeError):
-            raise
+    except BrokenPipeError:  # the reader has gone, as `head` does
         _forget_stdout()
         return Exit.FINE
     except OSError as e:

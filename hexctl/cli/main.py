@@ -1,6 +1,7 @@
 """The command `hexctl`. A command's module is imported when that command is called: `--help` stays light."""
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -13,9 +14,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("up", "Start a run, or come back to it, and open the dashboard."),
     "daemon": ("daemon", "Run in the foreground without a dashboard; the log goes to stderr."),
     "attach": ("up", "Open the dashboard of a run that lives."),
-    "down": ("down", "End a run: its samples are suspended to the ledger, its processes stopped."),
+    "down": ("down", "End a run: suspend its samples, stop its processes."),
     "runs": ("runs", "List the runs."),
-    "plan": ("plan", "Plan a configuration offline: who generates, who trains, how fast, and why."),
+    "plan": ("plan", "Plan offline: who generates, who trains, how fast, why."),
     "status": ("status", "Show the figures of a run."),
     "gpus": ("status", "List the devices of a run."),
     "events": ("events", "Show what happened in a run."),
@@ -30,7 +31,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "wait": ("wait", "Wait until a figure of a run is as wished."),
     "export": ("export", "Write a run's weights as a Hugging Face folder."),
     "config": ("config", "Look at configurations."),
-    "doctor": ("doctor", "Look at this machine: what is there, what is missing, what was left behind."),
+    "doctor": ("doctor", "Look at this machine: what is there, missing, left behind."),
 }
 
 
@@ -82,4 +83,12 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; answers with the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
-    return exits.run(lambda: cli.main(args=args, prog_name="hexctl", standalone_mode=False))
+    if "_HEXCTL_COMPLETE" in os.environ:
+        cli.main(args=args, prog_name="hexctl")  # click's shell completion; exits by itself
+
+    def command() -> object:
+        # Not `cli.main`: it would answer a closed pipe with our exit code for bugs.
+        with cli.make_context("hexctl", args) as context:
+            return cli.invoke(context)
+
+    return exits.run(command)

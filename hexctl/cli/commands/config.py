@@ -12,7 +12,10 @@ def config() -> None:
     pass
 
 
-@config.command(help="Show every value of CONFIG (a file, or the name of a shipped one) and where it came from.")
+@config.command(
+    short_help="Show every value and where it came from.",
+    help="Show every value of CONFIG (a file, or the name of a shipped one) and where it came from.",
+)
 @click.argument("config", metavar="CONFIG")
 @set_option
 @output_option
