@@ -10,7 +10,6 @@ import click
 
 from planner.errors import HexError
 
-
 # A group called without a command; click before 8.2 answers that by itself.
 _HELP_WANTED: tuple[type[click.ClickException], ...] = (
     (click.exceptions.NoArgsIsHelpError,) if hasattr(click.exceptions, "NoArgsIsHelpError") else ()
