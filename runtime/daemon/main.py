@@ -83,8 +83,6 @@ def _serve(options: Options, world: "World | None") -> int:
         raise
     finally:
         opened.lock.release()
-    if outcome.message:
-        logger.info("%s", outcome.message)
     return outcome.exit_code
 
 

@@ -33,6 +33,7 @@ from runtime.store.events import EventStore, open_store
 TICK_S = 0.5
 FINISH_S = 30.0
 FIRST_PLAN_EXTRA_S = 90.0  # beyond the planner's own time: its process starts, on a loaded machine
+START_UP_S = 300.0  # a time limit begins to count after that at the latest
 LAST_LOOK_S = 0.5  # the ended run stays readable for long polls
 UNEXPECTED = 10  # turns in a row that may fail before the daemon gives up
 
@@ -42,10 +43,9 @@ Ending = Literal["leave", "interrupted"]
 
 @record
 class Outcome:
-    """How the daemon ended: its exit code and a last word."""
+    """How the daemon ended."""
 
     exit_code: int
-    message: str
 
 
 class Service:
@@ -61,6 +61,7 @@ class Service:
         self._leave: Ending | None = None
         self._interrupts = 0
         self._started_s = time.monotonic()
+        self._served_s: float | None = None
         self._unexpected = 0
 
     async def run(self, on_serving: Callable[[], None] = lambda: None) -> Outcome:
@@ -149,7 +150,7 @@ class Service:
             await self._turn()
         if self._leave == "leave":
             logger.info("the daemon ends, the run goes on: hexctl daemon --run %s takes it over", self._info.id)
-            return Outcome(exit_code=0, message="")
+            return Outcome(exit_code=0)
         return await self._finish()
 
     async def _first_plan(self) -> None:
@@ -232,11 +233,18 @@ class Service:
         reason = ""
         if flow is not None and flow.finished:
             reason = f"step limit reached ({flow.steps_done} steps)"
-        elif self._options.for_s is not None and time.monotonic() - self._started_s >= self._options.for_s:
+        elif self._options.for_s is not None and self._lived_s() >= self._options.for_s:
             reason = f"time limit reached ({self._options.for_s:g} s)"
         if reason:
             loop.record([ev.RunEndRequested(reason=reason)], time.time())
         return bool(reason)
+
+    def _lived_s(self) -> float:
+        """Seconds that count for the time limit: from the first service on, but a start-up may not take for ever."""
+        now_s = time.monotonic()
+        if self._served_s is None and "in service" in self._loop.state.milestones:
+            self._served_s = now_s
+        return now_s - (self._started_s + START_UP_S if self._served_s is None else self._served_s)
 
     async def _finish(self) -> Outcome:
         """Suspend, stop, write down. An interrupt is 130, everything else 0."""
@@ -258,7 +266,7 @@ class Service:
             raise RunError(
                 "the run did not end cleanly", got=failure, hint=f"hexctl down --force --run {self._info.id}"
             )
-        return Outcome(exit_code=130 if self._leave == "interrupted" else 0, message=f"run ended: {reason}")
+        return Outcome(exit_code=130 if self._leave == "interrupted" else 0)
 
     async def _finish_backend(self, backend: Backend) -> str:
         try:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
 from planner.problem import Budget, Problem
@@ -15,6 +15,7 @@ from planner.record import record, replace
 from planner.solution import Feasible, Solution
 from runtime.planning.message import Ask, Broken, Done, FromChild, Incumbent, Ready
 
+CHILD = (sys.executable, "-m", "runtime.planning.child")
 START_S = 60.0  # imports of the child, on a loaded machine
 REAP_S = 5.0
 SEND_BUFFER_BYTES = 1 << 22  # a problem of thousands of devices must fit, so that sending never waits
@@ -31,10 +32,17 @@ class PlanningResult:
 
 
 class PlanningProcess:
-    """At most one planning at a time. Not shared between threads. `python` runs `-m runtime.planning.child`."""
+    """At most one planning at a time. Not shared between threads. `command` gets the number of its socket as last argument."""
 
-    def __init__(self, *, solve_s: float, budget: Budget | None = None, clock: Callable[[], float] = time.monotonic):
-        self._solve_s, self._budget, self._clock = solve_s, budget or Budget(), clock
+    def __init__(
+        self,
+        *,
+        solve_s: float,
+        budget: Budget | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        command: Sequence[str] = CHILD,
+    ) -> None:
+        self._solve_s, self._budget, self._clock, self._command = solve_s, budget or Budget(), clock, tuple(command)
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._started_s = 0.0
@@ -64,7 +72,7 @@ class PlanningProcess:
         with theirs:
             theirs.set_inheritable(True)
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "runtime.planning.child", str(theirs.fileno())],
+                [*self._command, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

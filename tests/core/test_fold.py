@@ -62,7 +62,7 @@ def test_total_deterministic_and_splittable_anywhere(events: list[ev.Event], dat
 @given(EVENTS)
 def test_every_event_survives_the_codec_and_has_words(events: list[ev.Event]) -> None:
     for e in events:
-        assert codec.decode(type(e), codec.encode(e)) == e
+        assert repr(codec.decode(type(e), codec.encode(e))) == repr(e)  # repr: NaN is not equal to itself
         said = words(e, lambda d: d.upper())
         assert said.message
         assert said.level in ("info", "warning", "error")

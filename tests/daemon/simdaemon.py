@@ -24,7 +24,9 @@ class SimulatedWorld:
     def open(
         self, config: Config, paths: RunPaths, run: RunInfo, *, cluster: Cluster, epoch: int, limits: RunLimits
     ) -> Backend:
-        behaviour = Behaviour(start_s=0.2, drain_s=0.2, quiesce_s=0.2, rollout_tokens_per_s=2000.0)
+        behaviour = Behaviour(
+            start_s=0.2, drain_s=0.2, quiesce_s=0.2, rollout_tokens_per_s=4000.0, train_tokens_per_s=4000.0
+        )
         return SimulatedBackend(cluster, behaviour=behaviour, steps=limits.steps, eta=config.algorithm.bound)
 
 

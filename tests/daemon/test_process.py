@@ -1,0 +1,216 @@
+"""Real daemons in processes of their own (over a simulated fleet): locks, signals, endings, adoption, clear errors."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hexctl.client import Client
+from runtime.api.wire import Command, Snapshot
+from runtime.daemon.lock import acquire, next_epoch
+from runtime.errors import RefusedError, UnreachableError
+from runtime.paths import RunPaths
+from runtime.runs import RunInfo, alive, list_runs, read_run
+
+HERE = Path(__file__).parent
+MODEL = HERE.parent.parent / "configs" / "models" / "tiny-qwen3"
+CONFIG = """
+[run]
+name = "sim"
+{run}
+[model]
+source = "shape"
+path = "{model}"
+[fleet]
+source = "declared"
+[fleet.kinds.fast]
+peak_flops = "12 GFLOP/s"
+hbm = "40 MB/s"
+memory = "{memory}"
+link = "100 MB/s"
+[[fleet.devices]]
+kind = "fast"
+count = 3
+[planner]
+solve_time = "20 s"
+"""
+
+
+class Daemons:
+    """Starts daemons and makes sure that none is left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root, self.started = folder, folder / "runs", list[subprocess.Popen[str]]()
+        self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+
+    def config(self, *, memory: str = "64 MB", run: str = "") -> Path:
+        path = self.folder / "sim.toml"
+        path.write_text(CONFIG.format(model=MODEL, memory=memory, run=run))
+        return path
+
+    def start(self, *args: object) -> subprocess.Popen[str]:
+        command = [sys.executable, str(HERE / "simdaemon.py"), *map(str, args), "--root", str(self.root)]
+        daemon = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment, cwd=self.folder
+        )
+        self.started.append(daemon)
+        return daemon
+
+    def end(self, *args: object) -> tuple[int, str]:
+        """Run a daemon that ends by itself: exit code and standard error; standard output stays empty."""
+        daemon = self.start(*args)
+        out, err = daemon.communicate(timeout=90)
+        assert out == ""
+        return daemon.returncode, err
+
+    def run(self) -> RunInfo:
+        return list_runs(self.root)[-1]
+
+    def until(self, daemon: subprocess.Popen[str], done: Callable[[Snapshot], bool]) -> Snapshot:
+        """Long-poll the daemon's API until `done`."""
+        deadline = time.monotonic() + 90
+        while True:
+            assert daemon.poll() is None, daemon.communicate()[1]
+            assert time.monotonic() < deadline
+            runs = list_runs(self.root)
+            if runs:
+                try:
+                    with Client(runs[-1].paths.api_socket) as client:
+                        return poll(client, done, deadline)
+                except UnreachableError:
+                    pass  # it does not serve yet (a killed one leaves its socket behind)
+            select.select([], [], [], 0.05)
+
+
+def poll(client: Client, done: Callable[[Snapshot], bool], deadline: float) -> Snapshot:
+    seen = client.now()
+    while not done(seen):
+        assert time.monotonic() < deadline, seen
+        seen = client.snapshot(after=seen.seq, wait_s=5) or seen
+    return seen
+
+
+@pytest.fixture
+def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
+    made = Daemons(tmp_path_factory.mktemp("d"))
+    yield made
+    for daemon in made.started:
+        if daemon.poll() is None:
+            daemon.kill()
+        daemon.communicate()
+
+
+def running(s: Snapshot) -> bool:
+    return s.run.state == "running"
+
+
+def test_steps_reached_ends_the_run_with_0_and_a_folder_that_tells_it(daemons: Daemons) -> None:
+    code, err = daemons.end(daemons.config(), "--steps", 2)
+    assert code == 0, err
+    run = daemons.run()
+    assert (run.state, run.label, run.ending) == ("ended", "simulated", "step limit reached (2 steps)")
+    assert "Traceback" not in err
+    assert err.count("run ended") == 1
+    assert (run.paths.folder / "config.toml").exists()
+    assert not run.paths.api_socket.exists()
+
+
+def test_a_second_daemon_is_refused_with_the_pid_of_the_first_which_goes_on(daemons: Daemons) -> None:
+    first = daemons.start(daemons.config())
+    daemons.until(first, running)
+    run = daemons.run()
+    for args in ([daemons.config()], ["--run", run.id]):
+        code, err = daemons.end(*args)
+        assert code == 4, err
+        assert f"pid {first.pid}" in err
+        assert "Traceback" not in err
+    assert first.poll() is None
+    assert len(list_runs(daemons.root)) == 1
+    first.send_signal(signal.SIGINT)
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 130, err
+    assert read_run(run.paths.folder).ending == "interrupted (Ctrl-C)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_the_end_of_the_daemon_is_not_the_end_of_the_run_and_the_next_adopts_it(
+    daemons: Daemons, number: signal.Signals
+) -> None:
+    first = daemons.start(daemons.config())
+    before = daemons.until(first, running)
+    first.send_signal(number)
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == (-9 if number == signal.SIGKILL else 0), err
+    run = daemons.run()
+    assert (run.state, alive(run.daemon)) == ("live", False)
+    second = daemons.start(daemons.config())
+    after = daemons.until(second, lambda s: s.run.state == "running" and s.seq > before.seq)
+    assert (after.run.id, after.run.daemon_pid) == (run.id, second.pid)
+    assert after.plan is not None
+    assert before.plan is not None
+    assert after.plan.rev == before.plan.rev
+    assert any("takes the living run over" in e.message for e in after.events)
+    with Client(run.paths.api_socket) as client:
+        assert client.command(Command(name="down", key="k", reason="enough")).accepted
+    _, err = second.communicate(timeout=60)
+    assert second.returncode == 0, err
+    assert read_run(run.paths.folder).ending == "enough"
+
+
+def test_a_model_larger_than_the_fleet_is_5_before_anything_starts(daemons: Daemons) -> None:
+    code, err = daemons.end(daemons.config(memory="64 kB"))
+    assert code == 5, err
+    assert "no plan exists" in err
+    assert "memory" in err
+    assert "Traceback" not in err
+    assert "starting Ray" not in err
+    assert daemons.run().state == "ended"
+
+
+def test_too_little_disk_is_refused_before_a_folder_is_made(daemons: Daemons) -> None:
+    code, err = daemons.end(daemons.config(run='disk_floor = "900 TB"'))
+    assert code == 1
+    assert "too little free disk" in err
+    assert "run.disk_floor" in err
+    assert list(daemons.root.iterdir()) == []
+
+
+def test_what_is_wrong_on_the_command_line_is_2(daemons: Daemons) -> None:
+    for args, said in (
+        ([], "a configuration or --run"),
+        ([daemons.config(), "--for", "soon"], "not a duration"),
+        ([daemons.config(), "--steps", "0"], "at least 1"),
+        (["--run", "nobody"], "no such run"),
+        ([daemons.folder / "none.toml"], "none.toml"),
+    ):
+        code, err = daemons.end(*args)
+        assert code == 2, err
+        assert said in err
+        assert "Traceback" not in err
+
+
+def test_a_root_that_is_a_file_is_one_clear_error(daemons: Daemons) -> None:
+    daemons.root.write_text("in the way")
+    code, err = daemons.end(daemons.config())
+    assert code == 1, err
+    assert "cannot make the run folder" in err
+    assert str(daemons.root) in err
+    assert "Traceback" not in err
+
+
+def test_the_lock_is_let_go_and_epochs_grow(tmp_path: Path) -> None:
+    paths = RunPaths(folder=tmp_path, short=tmp_path)
+    lock = acquire(paths, "x")
+    with pytest.raises(RefusedError, match=f"pid {os.getpid()}"):
+        acquire(paths, "x")
+    assert [next_epoch(paths), next_epoch(paths)] == [1, 2]
+    lock.release()
+    again = acquire(paths, "x")
+    assert next_epoch(paths) == 3
+    again.release()
