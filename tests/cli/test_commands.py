@@ -124,6 +124,23 @@ def test_events(server: Served, shell: Shell) -> None:
     assert "\x1b" not in text
 
 
+def test_events_are_followed_until_the_daemon_goes(server: Served, shell: Shell) -> None:
+    def later() -> None:
+        assert server.door.waiting.wait(10)
+        server.door.rows = [EventRow(seq=1, at_s=1001.0, level="warning", kind="k", message="r0 died")]
+        server.door.waiting.clear()
+        server.put(events=tuple(server.door.rows))
+        assert server.door.waiting.wait(10)  # the next poll: the event has been read
+        server.end_soon()
+
+    change = threading.Thread(target=later)
+    change.start()
+    lines = shell("events", "--follow", "--output", "json", code=3).splitlines()
+    change.join()
+    assert [json.loads(line)["message"] for line in lines] == ["r0 died"]
+    assert "no daemon answers" in shell.err
+
+
 def test_overrides_carry_device_role_and_author(server: Served, shell: Shell) -> None:
     assert shell("cordon", "n0/gpu1", "--reason", "fan").strip() == "cordon done"
     assert shell.json("pin", "n0/gpu1", "train", "--force")["accepted"] is True
