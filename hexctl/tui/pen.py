@@ -19,18 +19,25 @@ class Pen:
     def __init__(self, theme: Theme, *, outdated: bool = False) -> None:
         self.theme = theme
         self.outdated = outdated
+        self._base = Style()
+        self._styles: dict[tuple[Tone, Tone | None], Style] = {}
 
     def strip(self, spans: Line, width: int, base: Style, over: Tone | None = None) -> Strip:
         """A strip of exactly `width` cells: the line over the widget's own style, `over` laid on top."""
-        styles = self.theme.styles
-        top = styles[over] if over is not None else None
-        grey = styles["outdated"] if self.outdated else None
-        segments = []
-        for text, tone in spans:
-            style = base + (grey if grey is not None else styles[tone])
-            segments.append(Segment(text, style + top if top is not None else style))
-        filler = base + top if top is not None else base
-        return Strip(segments, width_of(spans)).adjust_cell_length(width, filler)
+        if base is not self._base:  # another widget, or another frame: what was mixed is of no use
+            self._base, self._styles = base, {}
+        segments = [Segment(text, self._mixed(tone, over)) for text, tone in spans]
+        strip = Strip(segments, width_of(spans))
+        return strip.adjust_cell_length(width, base if over is None else base + self.theme.styles[over])
+
+    def _mixed(self, tone: Tone, over: Tone | None) -> Style:
+        style = self._styles.get((tone, over))
+        if style is None:
+            style = self._base + self.theme.styles["outdated" if self.outdated else tone]
+            if over is not None:
+                style += self.theme.styles[over]
+            self._styles[tone, over] = style
+        return style
 
 
 class AsciiFilter(LineFilter):

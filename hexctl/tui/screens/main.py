@@ -121,8 +121,8 @@ class MainScreen(Screen[None], inherit_bindings=False):
 
     def _redraw(self) -> None:
         scene = self._scene
-        if scene is None or not self.is_attached:
-            return
+        if scene is None or not self.query("#footer"):
+            return  # nothing to draw, or nothing to draw on: the screen is being taken down
         self.set_class(self._small, "-small")
         self.set_class(scene.context.ascii, "-ascii")
         self.query_one("#banner", LinesBar).show(scene.banner, scene.pen)

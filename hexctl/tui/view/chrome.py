@@ -102,7 +102,7 @@ def _help_line(k: Key) -> Line:
     level = LEVEL_WORDS[k.level]
     return line(
         *pad(line(Span(k.shown, "key")), 12),
-        *pad(line(Span(k.description)), 42),
+        *pad(line(Span(k.description)), 49),
         Span(level, "warn" if k.level else "dim"),
     )
 

@@ -1,6 +1,6 @@
 """The fleet: one row a device, the columns that fit, sorting and filtering."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -9,7 +9,7 @@ from hexctl.tui.view import numbers as n
 from hexctl.tui.view.context import Context
 from hexctl.tui.view.curves import bar, spark
 from hexctl.tui.view.history import History
-from hexctl.tui.view.text import Align, Line, Span, Tone, clean, line, pad, plain
+from hexctl.tui.view.text import Align, Line, Span, Tone, clean, line, pad
 from planner.record import record
 from runtime.api.wire import DeviceRow, Snapshot
 
@@ -208,16 +208,16 @@ class Widths:
 
 
 def _widths(rows: Sequence[FleetRow]) -> Widths:
-    def longest(least: int, most: int, words: Sequence[str]) -> int:
+    def longest(least: int, most: int, words: Collection[str]) -> int:
         return min(most, max([least, *(cell_len(w) for w in words)]))
 
     return Widths(
-        device=longest(6, 20, [r.display for r in rows]),
-        kind=longest(4, 10, [r.kind for r in rows]),
-        role=longest(9, 16, [plain(_role(r, 0)) for r in rows]),
-        replica=longest(7, 10, [r.replica for r in rows]),
+        device=longest(6, 20, {r.display for r in rows}),
+        kind=longest(4, 10, {r.kind for r in rows}),
+        role=longest(9, 16, {f"{r.badge.glyph} {r.badge.word}{' pin' if r.pinned else ''}" for r in rows}),
+        replica=longest(7, 10, {r.replica for r in rows}),
         util=16 if any(r.util_share is not None for r in rows) else 5,
-        note=longest(4, 18, [r.note for r in rows]),
+        note=longest(4, 18, {r.note for r in rows}),
     )
 
 
@@ -294,11 +294,7 @@ def row_line(r: FleetRow, columns: Sequence[Column], width: int, *, cursor: bool
 
 def arrange(rows: Sequence[FleetRow], words: str, sort: str | None, descending: bool) -> tuple[FleetRow, ...]:
     """Rows that hold every word of `words` (`!word`: that do not hold it), sorted by the column `sort`; unknown values last."""
-    kept = [
-        r
-        for r in rows
-        if matches(words, f"{r.display} {r.kind} {r.badge.word} {r.role} {r.replica} {r.node} {r.note} {r.id}")
-    ]
+    kept = [r for r in rows if matches(words, _filter_text(r))] if words.strip() else list(rows)
     if sort is None:
         return tuple(kept)
     value = next(c.value for c in _columns(Widths()) if c.id == sort)
@@ -306,6 +302,10 @@ def arrange(rows: Sequence[FleetRow], words: str, sort: str | None, descending: 
     rest = [r for r in kept if value(r) is None]
     have.sort(key=lambda r: _sort_key(value(r)), reverse=descending)
     return (*have, *rest)
+
+
+def _filter_text(r: FleetRow) -> str:
+    return f"{r.display} {r.kind} {r.badge.word} {r.role} {r.replica} {r.node} {r.note} {r.id}"
 
 
 def _sort_key(value: SortValue) -> tuple[float, str]:

@@ -58,7 +58,7 @@ def flow_lines(s: Snapshot, width: int, height: int, ctx: Context) -> tuple[Line
         for block in blocks:
             out += block
         out += [*_ledger(s.flow, inner), *_wasted(s.flow, inner), *_metrics(s.flow, inner)]
-        return tuple((Span(" "), *x) for x in out)
+        return tuple((Span(" "), *clip(x, inner)) for x in out)
     half = (inner - 3) // 2
     rest = inner - 3 - half
     rows = max(3, min(9, (height - 20) // 2))
@@ -67,7 +67,7 @@ def flow_lines(s: Snapshot, width: int, height: int, ctx: Context) -> tuple[Line
     left = (*_ledger(s.flow, half), (), *_wasted(s.flow, half))
     below = beside(left, _metrics(s.flow, rest), half, 3)
     out = [*top, (), *middle, (), *_identity(s.flow, inner), (), *below]
-    return tuple((Span(" "), *x) for x in out)
+    return tuple((Span(" "), *clip(x, inner)) for x in out)
 
 
 def _reward(s: Snapshot, width: int, rows: int) -> tuple[Line, ...]:

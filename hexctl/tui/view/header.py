@@ -78,10 +78,10 @@ def _label(s: Snapshot) -> Line:
 
 def _identity(s: Snapshot, width: int) -> Line:
     plan = _plan(s)
-    count = len(s.devices)
+    count, name = len(s.devices), _name(s)
     groups = [
         Group(keep=3, ways=(line(Span("hexctl", "brand")), ())),
-        Group(keep=9, ways=(_name(s),)),
+        Group(keep=9, ways=(name, clip(name, 30), clip(name, 16))),
         Group(keep=8, ways=(_state(s),)),
         Group(keep=7, ways=(_label(s),)),
         Group(keep=5, ways=(*plan, ())),

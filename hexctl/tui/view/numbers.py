@@ -6,45 +6,39 @@ NA = "—"
 MINUS = "−"
 
 
-def known(value: float | None) -> bool:
-    """Whether there is a figure to show."""
-    return value is not None and math.isfinite(value)
-
-
-def grouped(value: float | None, decimals: int = 0) -> str:
-    """1842.4 -> "1,842"."""
-    if value is None or not math.isfinite(value):
-        return NA
+def _fixed(value: float, decimals: int = 0) -> str:
+    """Grouped in threes, with a true minus, and no sign on what rounds to nothing."""
     text = f"{abs(value):,.{decimals}f}"
     return MINUS + text if value < 0 and text.strip("0.,") else text
 
 
+def grouped(value: float | None, decimals: int = 0) -> str:
+    """1842.4 -> "1,842"."""
+    return NA if value is None or not math.isfinite(value) else _fixed(value, decimals)
+
+
 def compact(value: float | None) -> str:
-    """A count in at most five cells: 950, 12.3k, 4.57M, 1.2G."""
+    """A count in at most five cells (and a sign): 950, 12.3k, 4.57M, 1.2G."""
     if value is None or not math.isfinite(value):
         return NA
-    size, sign = abs(value), MINUS if value < 0 else ""
-    for limit, divisor, suffix in (
-        (1e3, 1.0, ""),
-        (1e6, 1e3, "k"),
-        (1e9, 1e6, "M"),
-        (1e12, 1e9, "G"),
-        (math.inf, 1e12, "T"),
-    ):
-        if size < limit * 0.9995:
-            scaled = size / divisor
-            decimals = 0 if not suffix or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
-            return f"{sign}{scaled:.{decimals}f}{suffix}"
-    raise AssertionError("the last limit is infinite")
+    size = abs(value)
+    if size < 999.5:
+        return _fixed(value)
+    for suffix in "kMGT":
+        size /= 1000
+        if size < 999.5 or suffix == "T":
+            decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+            return _fixed(math.copysign(size, value), decimals) + suffix
+    raise AssertionError("T takes all that is left")
 
 
 def rate(tokens_per_s: float | None) -> str:
     """Tokens per second: 1842 -> "1,842", 3.25 -> "3.2", 1.25e6 -> "1.25M"."""
     if tokens_per_s is None or not math.isfinite(tokens_per_s):
         return NA
-    if tokens_per_s >= 1e6:
+    if abs(tokens_per_s) >= 1e6:
         return compact(tokens_per_s)
-    return grouped(tokens_per_s, 0 if tokens_per_s >= 99.5 or tokens_per_s == 0 else 1)
+    return _fixed(tokens_per_s, 0 if abs(tokens_per_s) >= 99.5 or tokens_per_s == 0 else 1)
 
 
 def tokens_per_s(value: float | None) -> str:
@@ -57,11 +51,13 @@ def dollars(value: float | None) -> str:
     """0.482 -> "$0.48", 1234.5 -> "$1,234", 0.0042 -> "$0.0042"."""
     if value is None or not math.isfinite(value):
         return NA
-    if value == 0:
+    size = abs(value)
+    sign = MINUS if value < 0 else ""
+    if size == 0:
         return "$0"
-    if value < 0.01:
-        return f"${value:.2g}"
-    return f"${value:,.2f}" if value < 1000 else f"${value:,.0f}"
+    if size < 0.01:
+        return f"{sign}${size:.2g}"
+    return f"{sign}${size:,.2f}" if size < 1000 else f"{sign}${size:,.0f}"
 
 
 def dollars_per(value: float | None, unit: str) -> str:
@@ -77,7 +73,7 @@ def percent(share: float | None, decimals: int | None = None) -> str:
     value = share * 100
     if decimals is None:
         decimals = 1 if 0 < abs(value) < 9.95 else 0
-    return f"{value:.{decimals}f} %".replace("-", MINUS)
+    return f"{_fixed(value, decimals)} %"
 
 
 def signed_percent(share: float | None) -> str:
@@ -87,7 +83,7 @@ def signed_percent(share: float | None) -> str:
     value = round(share * 100)
     if value == 0:
         return "±0 %"
-    return f"{'+' if value > 0 else MINUS}{abs(value):,} %"
+    return f"{'+' if value > 0 else ''}{_fixed(value)} %"
 
 
 def gibibytes(value: float | None) -> str:
@@ -95,7 +91,7 @@ def gibibytes(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return NA
     size = value / 2**30
-    return f"{size:.1f}" if size < 9.95 and size != int(size) else f"{size:.0f}"
+    return _fixed(size, 1 if abs(size) < 9.95 and size != int(size) else 0)
 
 
 def byte_size(value: float | None) -> str:
@@ -104,10 +100,10 @@ def byte_size(value: float | None) -> str:
         return NA
     size = float(value)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1023.5:
-            return f"{size:.0f} {unit}" if size >= 9.95 or unit == "B" else f"{size:.1f} {unit}"
+        if abs(size) < 1023.5:
+            return f"{_fixed(size, 0 if abs(size) >= 9.95 or unit == 'B' else 1)} {unit}"
         size /= 1024
-    return f"{size:,.1f} TiB"
+    return f"{_fixed(size, 1)} TiB"
 
 
 def age(seconds: float | None) -> str:
@@ -151,9 +147,9 @@ def seconds(value: float | None) -> str:
     """A duration of work: 0.0123 -> "12 ms", 4.21 -> "4.2 s", 93 -> "93 s"."""
     if value is None or not math.isfinite(value):
         return NA
-    if value < 0.0995:
-        return f"{value * 1000:.0f} ms"
-    return f"{value:.1f} s" if value < 9.95 else f"{value:,.0f} s"
+    if abs(value) < 0.0995:
+        return f"{_fixed(value * 1000)} ms"
+    return f"{_fixed(value, 1 if abs(value) < 9.95 else 0)} s"
 
 
 def figure(value: float | None) -> str:

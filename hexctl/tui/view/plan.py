@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from hexctl.tui.view import numbers as n
 from hexctl.tui.view.context import Context
-from hexctl.tui.view.text import Line, Span, Tone, beside, clean, line, pad, rule, width_of, wrap
+from hexctl.tui.view.text import Line, Span, Tone, beside, clean, clip, line, pad, rule, width_of, wrap
 from planner.record import record
 from runtime.api.wire import PlanView, Snapshot
 
@@ -70,7 +70,7 @@ def plan_lines(s: Snapshot, width: int, height: int, ctx: Context) -> tuple[Line
     else:
         out += [*table, (), *_figures(s, inner)]
     out += [(), *_why(s, inner), (), *_migration(s, inner)]
-    return tuple((Span(" "), *x) for x in out)
+    return tuple((Span(" "), *clip(x, inner)) for x in out)
 
 
 def _headline(s: Snapshot, width: int, ctx: Context) -> tuple[Line, ...]:

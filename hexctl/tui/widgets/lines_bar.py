@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from textual.geometry import Size
+from rich.style import Style
+from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -20,6 +21,7 @@ class LinesBar(Widget, can_focus=False):
         self._over: Tone | None = over
         self._lines: tuple[Line, ...] = ()
         self._pen: Pen | None = None
+        self._base = Style()
 
     def show(self, lines: Sequence[Line], pen: Pen) -> None:
         """Draw these lines from now on."""
@@ -34,8 +36,13 @@ class LinesBar(Widget, can_focus=False):
         """As many rows as there are lines."""
         return len(self._lines)
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Rows of the viewport; the widget's own style is looked up once a frame, not once a row."""
+        self._base = self.rich_style
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         """Row `y`."""
         if self._pen is None or y >= len(self._lines):
-            return Strip.blank(self.size.width, self.rich_style)
-        return self._pen.strip(self._lines[y], self.size.width, self.rich_style, self._over)
+            return Strip.blank(self.size.width, self._base)
+        return self._pen.strip(self._lines[y], self.size.width, self._base, self._over)

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from rich.style import Style
 from textual import events
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
@@ -23,6 +24,7 @@ class LinesPanel(ScrollView, can_focus=False, inherit_bindings=False):
         self._build: Builder | None = None
         self._lines: tuple[Line, ...] = ()
         self._pen: Pen | None = None
+        self._base = Style()
 
     def show(self, build: Builder, pen: Pen) -> None:
         """Draw what `build` makes from now on."""
@@ -57,10 +59,15 @@ class LinesPanel(ScrollView, can_focus=False, inherit_bindings=False):
         """To the end."""
         self.scroll_end(animate=False)
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Rows of the viewport; the widget's own style is looked up once a frame, not once a row."""
+        self._base = self.rich_style
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         """Row `y` of the viewport."""
         index = y + self.scroll_offset.y
         width = self.scrollable_content_region.width
         if self._pen is None or index >= len(self._lines):
-            return Strip.blank(width, self.rich_style)
-        return self._pen.strip(self._lines[index], width, self.rich_style)
+            return Strip.blank(width, self._base)
+        return self._pen.strip(self._lines[index], width, self._base)

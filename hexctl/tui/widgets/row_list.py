@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from rich.style import Style
 from textual import events
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -26,6 +27,7 @@ class RowList(ScrollView, can_focus=False, inherit_bindings=False):
         self._keys: tuple[str, ...] = ()
         self._index: dict[str, int] = {}
         self._pen: Pen | None = None
+        self._base = Style()
         self._cursor = 0
 
     def set_keys(self, keys: Sequence[str], pen: Pen, *, follow_first: bool = False) -> None:
@@ -107,17 +109,20 @@ class RowList(ScrollView, can_focus=False, inherit_bindings=False):
         """The line of one row."""
         raise NotImplementedError
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Rows of the viewport; the widget's own style is looked up once a frame, not once a row."""
+        self._base = self.rich_style
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         """Row `y` of the viewport."""
         width = self.scrollable_content_region.width
         if self._pen is None:
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, self._base)
         if y < self.head_rows:
-            return self._pen.strip(self.head_line(y, width), width, self.rich_style)
+            return self._pen.strip(self.head_line(y, width), width, self._base)
         index = y - self.head_rows + self.scroll_offset.y
         if index >= len(self._keys):
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, self._base)
         here = index == self._cursor
-        return self._pen.strip(
-            self.row_line(index, width, cursor=here), width, self.rich_style, "cursor" if here else None
-        )
+        return self._pen.strip(self.row_line(index, width, cursor=here), width, self._base, "cursor" if here else None)

@@ -1,6 +1,8 @@
 """The row of views, with what is filtered, marked and sorted at its right end."""
 
+from rich.style import Style
 from textual import events
+from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
@@ -27,6 +29,7 @@ class TabBar(Widget, can_focus=False):
         self._open = ""
         self._note: Line = ()
         self._pen: Pen | None = None
+        self._base = Style()
 
     def show(self, tabs: tuple[tuple[str, str], ...], open_: str, note: Line, pen: Pen) -> None:
         """`tabs`: (view, title) from left to right; `note`: shown at the right."""
@@ -42,11 +45,16 @@ class TabBar(Widget, can_focus=False):
                 self.post_message(self.Chosen(view))
                 return
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Rows of the viewport; the widget's own style is looked up once a frame, not once a row."""
+        self._base = self.rich_style
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         """The one line."""
         if self._pen is None or y:
-            return Strip.blank(self.size.width, self.rich_style)
+            return Strip.blank(self.size.width, self._base)
         spans = [Span(f" {title} ", "tab" if view == self._open else "label") for view, title in self._tabs]
         note = clip(self._note, max(0, self.size.width - width_of(tuple(spans)) - 2))
         room = self.size.width - width_of(tuple(spans)) - width_of(note) - 1
-        return self._pen.strip(line(*spans, Span(" " * max(0, room)), *note), self.size.width, self.rich_style)
+        return self._pen.strip(line(*spans, Span(" " * max(0, room)), *note), self.size.width, self._base)
