@@ -26,7 +26,11 @@ from runtime.rl.types import RunLimits
 from runtime.runs import RunInfo, write_run
 
 # Every device id that a test may use; the custom resource of each is declared when the cluster starts.
-DEVICES = (*(f"dev{i}" for i in range(8)), "cpu-n0-0", "cpu-n0-1")
+DEVICES = (
+    *(f"dev{i}" for i in range(8)),
+    *("cpu-n0-0", "cpu-n0-1"),
+    *("paced-n0-0", "paced-n0-1", "paced-n0-2", "paced-n1-0"),  # configs/local.toml
+)
 _KEY = pytest.StashKey["RayWorld"]()
 
 
@@ -103,10 +107,10 @@ class RayWorld:
         assert not left, f"Ray left processes behind: {left}"
 
 
-def paced_cluster(*devices: str) -> Cluster:
-    """A cluster of paced devices of one kind on one node."""
+def paced_cluster(*devices: str, paced: bool = True) -> Cluster:
+    """A cluster of devices of one kind on one node."""
     kind = DeviceKind(
-        name="fast", peak_flops=1e9, hbm_bytes_per_s=1e9, memory_bytes=1e9, link_bytes_per_s=1e9, paced=True
+        name="fast", peak_flops=1e9, hbm_bytes_per_s=1e9, memory_bytes=1e9, link_bytes_per_s=1e9, paced=paced
     )
     link = Link(latency_s=1e-5, bytes_per_s=1e9)
     return Cluster(

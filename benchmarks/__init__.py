@@ -1,0 +1,1 @@
+"""Speed and memory figures: `make bench` runs them side by side and writes benchmarks/results.json."""

@@ -1,0 +1,17 @@
+"""How everything here is timed: medians of repeated calls after warm-up."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+
+def median_ms(call: Callable[[], object], *, repeats: int = 15, warm_up: int = 3) -> float:
+    """Median milliseconds of one call."""
+    for _ in range(warm_up):
+        call()
+    taken = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        taken.append((time.perf_counter() - started) * 1e3)
+    return statistics.median(taken)
