@@ -1,0 +1,369 @@
+"""The trainer's loop against a fake flow that keeps flow's promises, and breaks the line to it."""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from planner.record import replace
+from runtime.config.schema import AlgorithmSection
+from runtime.errors import DeadlineError, LedgerError, RefusedError, RunError, UnreachableError
+from runtime.rl.model import DecoderConfig, build_seeded
+from runtime.rl.pacing import Pacer
+from runtime.rl.train.client import RetryTiming
+from runtime.rl.train.loop import Pace, TrainerLoop
+from runtime.rl.train.trainer import TorchTrainer
+from runtime.rl.types import (
+    Applied,
+    CheckpointMark,
+    NextBatch,
+    SampleId,
+    TrainBatch,
+    TrainerHello,
+    TrainerWelcome,
+    TrainSample,
+    WeightsRef,
+)
+from runtime.rl.weights import list_generations, read_generation
+
+QUICK = RetryTiming(first_s=0.001, most_s=0.002, deadline_s=0.05)
+
+
+def batch_of(step: int) -> TrainBatch:
+    samples = tuple(
+        TrainSample(
+            sample=SampleId(step, m),
+            prompt_tokens=(3, 4, step % 5),
+            tokens=(m, 1),
+            logprobs=(-2.0, -1.5),
+            versions=(step, step),
+            weights=(1.0, 1.0),
+            reward=float(m),
+            advantage=(-1.0, 1.0)[m],
+            finish="eos",
+        )
+        for m in range(2)
+    )
+    return TrainBatch(step=step, ids_hash=f"ids-{step}", samples=samples)
+
+
+def a_trainer(folder: Path) -> TorchTrainer:
+    shapes = {
+        "model_type": "qwen3",
+        "vocab_size": 8,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "head_dim": 8,
+    }
+    return TorchTrainer(
+        build_seeded(DecoderConfig.from_hf(shapes), 0, torch.float64),
+        algorithm=AlgorithmSection(),
+        temperature=1.0,
+        checkpoints=folder / "checkpoints",
+        weights=folder / "weights",
+    )
+
+
+class Flow:
+    """What flow promises a trainer, in memory: the reserved batch until it is applied, settled at hello, idempotent.
+
+    `fault(call)` runs before each call and may raise; `after(call)` runs when its effect is done and may raise: an answer
+    lost on the way. `orders` are given before batches.
+    """
+
+    def __init__(self, *, limit: int = 3) -> None:
+        self.limit, self.lineage = limit, 0
+        self.done = 0  # steps applied
+        self.reserved: TrainBatch | None = None
+        self.publications: list[WeightsRef] = []
+        self.calls: list[str] = []
+        self.metrics: dict[int, dict[str, float]] = {}
+        self.orders: deque[NextBatch] = deque()
+        self.fault: Callable[[str], None] = lambda call: None
+        self.after: Callable[[str], None] = lambda call: None
+        self.hellos: list[TrainerHello] = []
+
+    def hello(self, hello: TrainerHello) -> TrainerWelcome:
+        self._enter("hello")
+        self.hellos.append(hello)
+        if self.reserved is not None and self._mark(self.reserved.step) in hello.complete:
+            self.done, self.reserved = self.done + 1, None
+        load = self.done - 1 if self.done else None
+        assert load is None or self._mark(load) in hello.complete
+        self.after("hello")
+        return TrainerWelcome(
+            load_step=load, lineage=self.lineage, published=self.publications[-1] if self.publications else None
+        )
+
+    def next_batch(self, trainer: str, epoch: int) -> NextBatch:
+        self._enter("next_batch")
+        if self.orders:
+            return self.orders.popleft()
+        if self.done >= self.limit:
+            return NextBatch(order="stop")
+        self.reserved = batch_of(self.done)
+        self.after("next_batch")
+        return NextBatch(order="train", batch=self.reserved)
+
+    def applied(self, applied: Applied) -> None:
+        self._enter("applied")
+        if applied.step == self.done:
+            assert self.reserved is not None
+            assert applied.ids_hash == self.reserved.ids_hash
+            self.done, self.reserved = self.done + 1, None
+            self.metrics[applied.step] = dict(applied.metrics)
+        self.after("applied")
+
+    def published(self, ref: WeightsRef, epoch: int) -> None:
+        self._enter("published")
+        assert ref.version == self.done, "weights are published only after their step is applied"
+        read_generation(ref)
+        self.publications.append(ref)
+        self.after("published")
+
+    def _mark(self, step: int) -> CheckpointMark:
+        return CheckpointMark(step=step, ids_hash=f"ids-{step}", lineage=self.lineage)
+
+    def _enter(self, call: str) -> None:
+        self.calls.append(call)
+        self.fault(call)
+
+
+def a_loop(folder: Path, flow: Flow, **changes: object) -> TrainerLoop:
+    given: dict[str, object] = {"name": "trainer-1", "epoch": 1, "timing": QUICK}
+    return TrainerLoop(a_trainer(folder), flow, **(given | changes))  # type: ignore[arg-type]
+
+
+def test_a_run_in_order(tmp_path):
+    flow, ready = Flow(limit=2), []
+    loop = a_loop(tmp_path, flow, on_ready=lambda: ready.append(list(flow.calls)))
+    assert loop.run() == "stopped by flow"
+    step = ["next_batch", "applied", "published"]
+    assert flow.calls == ["hello", "published", *step, *step, "next_batch"]
+    assert [r.version for r in flow.publications] == [0, 1, 2]
+    assert ready == [["hello", "published"]]
+    assert flow.hellos[0].pid == os.getpid()
+    level = loop.level()
+    assert (level.phase, level.version, level.failure) == ("stopped", 2, "")
+    assert level.tokens_per_s > 0
+    assert flow.metrics[1]["batch_tokens"] == 10
+    for name in ("reward_mean", "step_s", "checkpoint_s", "publish_s", "paced_wait_s", "cycle_s"):
+        assert name in flow.metrics[1]
+
+
+def test_the_checkpoint_is_complete_before_the_step_is_called_applied(tmp_path):
+    flow = Flow(limit=3)
+    seen = []
+
+    def look(call: str) -> None:
+        if call == "applied":
+            seen.append(a_trainer(tmp_path).complete_checkpoints()[-1])
+
+    flow.fault = look
+    a_loop(tmp_path, flow).run()
+    assert seen == [CheckpointMark(step=i, ids_hash=f"ids-{i}") for i in range(3)]
+
+
+class Killed(BaseException):
+    """The process is gone: nothing after this line runs."""
+
+
+@pytest.mark.parametrize("point", range(11))
+def test_killed_anywhere_the_next_trainer_ends_with_the_same_weights(tmp_path, point):
+    straight = Flow(limit=3)
+    a_loop(tmp_path / "straight", straight).run()
+
+    flow, count = Flow(limit=3), iter(range(1000))
+
+    def die(call: str) -> None:
+        if next(count) == point:
+            raise Killed
+
+    # Even points: killed before flow hears the call; odd: after flow did it, before the answer arrives.
+    if point % 2:
+        flow.after = die
+    else:
+        flow.fault = die
+    folder = tmp_path / "broken"
+    with pytest.raises(Killed):
+        a_loop(folder, flow).run()
+    flow.fault = flow.after = lambda call: None
+    a_loop(folder, flow, epoch=2).run()
+    assert flow.done == 3
+    # Same versions, same bits; a version may be announced again, never with another hash.
+    digests = {(r.version, r.digest) for r in flow.publications}
+    assert digests <= {(r.version, r.digest) for r in straight.publications}
+    assert flow.publications[-1].digest == straight.publications[-1].digest
+
+
+def test_flow_away_for_a_while_costs_nothing(tmp_path):
+    flow, count = Flow(limit=3), iter(range(1000))
+
+    def flaky(call: str) -> None:
+        n = next(count)
+        if n % 3 == 1:
+            raise UnreachableError("flow is not there")
+        if n % 3 == 2:
+            raise DeadlineError("flow does not answer")
+
+    flow.fault = flaky
+    loop = a_loop(tmp_path, flow, timing=RetryTiming(first_s=0.001, most_s=0.001, deadline_s=30))
+    loop.run()
+    assert [r.version for r in flow.publications] == [0, 1, 2, 3]
+
+
+def test_an_answer_lost_on_the_way_is_asked_for_again_not_trained_again(tmp_path):
+    flow, lost = Flow(limit=3), set()
+
+    def lose(call: str) -> None:
+        key = (call, flow.done)
+        if key not in lost:
+            lost.add(key)
+            raise UnreachableError("the answer was lost")
+
+    flow.after = lose
+    a_loop(tmp_path, flow).run()
+    assert sorted(flow.metrics) == [0, 1, 2]
+    assert {r.version for r in flow.publications} == {0, 1, 2, 3}
+
+
+def test_flow_away_for_good_ends_with_a_deadline_that_names_the_call(tmp_path):
+    flow = Flow()
+
+    def gone(call: str) -> None:
+        if call == "applied":
+            raise UnreachableError("flow is not there")
+
+    flow.fault = gone
+    loop = a_loop(tmp_path, flow)
+    with pytest.raises(DeadlineError, match="applied of trainer-1"):
+        loop.run()
+    assert loop.level().phase == "failed"
+    assert "applied" in loop.level().failure
+
+
+@pytest.mark.parametrize("error", [RefusedError("a newer trainer has taken over"), LedgerError("disk full")])
+def test_a_refusal_is_an_answer(tmp_path, error):
+    flow = Flow()
+
+    def refuse(call: str) -> None:
+        if call == "next_batch":
+            raise error
+
+    flow.fault = refuse
+    with pytest.raises(type(error)):
+        a_loop(tmp_path, flow, timing=RetryTiming(deadline_s=1e9)).run()
+    assert flow.calls.count("next_batch") == 1
+
+
+def test_orders(tmp_path):
+    flow, phases = Flow(limit=1), []
+    flow.orders.extend(
+        [NextBatch(order="wait", waits_for="a 32nd group"), NextBatch(order="quiesce"), NextBatch(order="train")]
+    )
+    loop = a_loop(tmp_path, flow)
+
+    def look(call: str) -> None:
+        phases.append((call, loop.level().phase, loop.level().waits_for))
+
+    flow.fault = look
+    loop.run()
+    asked = [(phase, waits) for call, phase, waits in phases if call == "next_batch"]
+    assert asked[:3] == [("starting", ""), ("waiting", "a 32nd group"), ("quiesced", "")]
+    assert ("applied", "training", "") in phases
+    assert flow.done == 1
+
+
+def test_stop_ends_a_wait_for_flow_at_once(tmp_path):
+    flow, asked = Flow(), threading.Event()
+
+    def away(call: str) -> None:
+        asked.set()
+        raise UnreachableError("flow is not there")
+
+    flow.fault = away
+    loop = a_loop(tmp_path, flow, timing=RetryTiming(first_s=600, most_s=600, deadline_s=10_000))
+    ended: list[str] = []
+    thread = threading.Thread(target=lambda: ended.append(loop.run()))
+    thread.start()
+    assert asked.wait(30)
+    loop.stop()
+    thread.join(30)
+    assert ended == ["asked to stop"]
+    assert loop.level().phase == "stopped"
+
+
+def test_a_step_said_again_after_flow_forgot_it(tmp_path):
+    flow = Flow(limit=2)
+    again = {"left": 1}
+
+    def forget(call: str) -> None:
+        # Flow was restored from a copy older than the last word of the trainer.
+        if call == "next_batch" and flow.done == 1 and again["left"]:
+            again["left"] = 0
+            flow.done = 0
+
+    flow.fault = forget
+    a_loop(tmp_path, flow).run()
+    assert flow.metrics[0] == {"settled": 1.0}
+    assert [r.version for r in flow.publications] == [0, 1, 1, 2]
+
+
+def test_a_batch_of_another_version_is_an_error(tmp_path):
+    flow = Flow()
+    flow.orders.append(NextBatch(order="train", batch=batch_of(5)))
+    with pytest.raises(RunError, match="another version"):
+        a_loop(tmp_path, flow).run()
+
+
+def test_old_generations_are_collected(tmp_path):
+    flow = Flow(limit=6)
+    a_loop(tmp_path, flow, weights=tmp_path / "weights", eta=1).run()
+    assert [r.version for r in list_generations(tmp_path / "weights")] == [3, 4, 5, 6]
+
+
+def test_a_lineage_forked_by_flow(tmp_path):
+    first = Flow(limit=2)
+    a_loop(tmp_path, first).run()
+
+    class Forked(Flow):
+        def hello(self, hello: TrainerHello) -> TrainerWelcome:
+            self.calls.append("hello")
+            return TrainerWelcome(load_step=0, lineage=1, published=first.publications[-1], load_lineage=0)
+
+    flow = Forked(limit=2)
+    flow.done, flow.lineage = 1, 1
+    a_loop(tmp_path, flow, epoch=2).run()
+    assert [(r.lineage, r.version) for r in flow.publications] == [(1, 1), (1, 2)]
+    assert flow.publications[-1].version == first.publications[-1].version
+
+
+class Clock:
+    """Time that passes only when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return False
+
+
+def test_paced_steps_last_as_long_as_declared(tmp_path):
+    clock, flow = Clock(), Flow(limit=4)
+    pace = Pace(pacer=Pacer(clock.wait, clock=clock), step_s=lambda tokens: tokens / 4)
+    loop = a_loop(tmp_path, flow, pace=pace, clock=clock)
+    loop.run()
+    assert clock.now == pytest.approx(4 * 10 / 4)  # 10 tokens a step at 4 tokens/s
+    assert loop.level().tokens_per_s == pytest.approx(4.0)
+    assert loop.level().lag_share == pytest.approx(0.0)
+    assert replace(loop.level(), age_s=0.0).step_s == pytest.approx(2.5)
