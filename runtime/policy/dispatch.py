@@ -6,6 +6,7 @@ waiting the answer is yes for everybody; near the end of the work a slow replica
 last sample of a batch that a fast one would long have finished.
 """
 
+import heapq
 import math
 import statistics
 from collections.abc import Sequence
@@ -77,8 +78,8 @@ class ReplicaLoad:
         if self.kv_used_share >= KV_HIGH_WATER:
             return min(cap, self.leased)
         if self.leased and self.kv_used_share > 0:
-            each = self.kv_used_share / self.leased
-            cap = min(cap, self.leased + math.floor((KV_HIGH_WATER - self.kv_used_share) / each))
+            more = math.floor(self.leased * min(1e6, KV_HIGH_WATER / self.kv_used_share - 1))
+            cap = min(cap, self.leased + more)
         return cap
 
     def tokens_per_s(self) -> float:
@@ -100,38 +101,53 @@ def next_ramp(load: ReplicaLoad, *, progressed: bool) -> int:
     return min(max(load.slots, 1), 2 * load.ramp)
 
 
-def grant(replica: ReplicaLoad, others: Sequence[ReplicaLoad], *, waiting: int, expected_tokens: float) -> int:
-    """How many of `waiting` samples `replica` takes now.
+def grant(replica: ReplicaLoad, others: Sequence[ReplicaLoad], *, waiting: int) -> int:
+    """How many of `waiting` samples `replica` takes now. `others`: the other replicas that could take them.
 
-    others: the other replicas that could take them. expected_tokens: what one sample still needs, in tokens.
+    All samples are taken to need the same number of tokens, so step times decide.
     """
     room = min(replica.cap() - replica.leased, waiting)
+    known = [o for o in others if o.speed.known]
     if room <= 0:
         return 0
-    if not replica.speed.known:
-        return room  # the ramp is its limit until it has shown its speed
-    rate = sum(o.tokens_per_s() for o in others)
-    if rate <= 0:
-        return room
-    fast_tau = min(o.speed.tau_s(max(1, o.cap())) for o in others if o.speed.known)
-    held = sum(o.leased for o in others) / 2  # those running are half done on average
+    if not replica.speed.known or not known:
+        return room  # nothing to compare: the ramp is its limit until it has shown its speed
+    without = _Others(known, most=waiting)
     granted = 0
     while granted < room:
-        mine = expected_tokens * replica.speed.tau_s(replica.leased + granted + 1)
-        left = waiting - granted
-        free = sum(max(0, o.cap() - o.leased) for o in others)
-        # Without this replica the others would have finished what waits: at once when they have room for it, else when
-        # their common rate has worked it off; never sooner than one sample takes on the fastest.
-        queued = max(0, left - free)
-        others_s = (
-            expected_tokens * fast_tau
-            if queued == 0
-            else expected_tokens * max(fast_tau + queued / rate, (held + left) / rate)
-        )
-        if mine > others_s * SLACK:
+        mine = replica.speed.tau_s(replica.leased + granted + 1)
+        if mine > SLACK * without.finish(waiting - granted):
             break
         granted += 1
     return granted
+
+
+class _Others:
+    """When the other replicas would have finished what waits, without this one. Times are in step times: seconds over the
+    tokens of a sample."""
+
+    def __init__(self, others: Sequence[ReplicaLoad], most: int) -> None:
+        self._free = sum(max(0, o.cap() - o.leased) for o in others)
+        self._rate = sum(o.tokens_per_s() for o in others)
+        self._held = sum(o.leased for o in others) / 2  # those running are half done on average
+        self._fast = min(o.speed.tau_s(max(1, min(o.slots, o.cap()))) for o in others)
+        # Free places by the step time they would have once filled, best first: the k-th sample to come gets the k-th.
+        heap = [(o.speed.tau_s(o.leased + 1), i, o.leased + 1) for i, o in enumerate(others) if o.cap() > o.leased]
+        heapq.heapify(heap)
+        self._places: list[float] = []
+        while heap and len(self._places) < most:
+            tau, i, n = heapq.heappop(heap)
+            self._places.append(tau)
+            if n < others[i].cap():
+                heapq.heappush(heap, (others[i].speed.tau_s(n + 1), i, n + 1))
+
+    def finish(self, waiting: int) -> float:
+        """When the last of `waiting` samples would end: at once where there is room for it, else when the common rate has
+        worked the queue off; never sooner than one sample takes on the fastest."""
+        queued = waiting - self._free
+        if queued <= 0:
+            return self._places[waiting - 1]
+        return max(self._fast + queued / self._rate, (self._held + waiting) / self._rate)
 
 
 @record

@@ -86,9 +86,11 @@ class StalenessPolicy:
         if self.stale == "mask":
             return True
         start = version if group.started is None else min(version, group.started)
-        if self.stale == "drop":
-            return start >= step - self.eta
         if start == group.started:
+            return True
+        if start < step - self.eta:
+            return False
+        if self.stale == "drop":
             return True
         starts = [g.started for g in others if g.started is not None] + [start]
         return all(

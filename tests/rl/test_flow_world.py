@@ -68,7 +68,7 @@ def inject(world: World, fault: str, name: str) -> None:
         world.add_replica(name, step_s=old.step_s, slots=old.slots)  # the old one lives on as a zombie
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings.default.max_examples // 3, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     eta=st.integers(0, 4),

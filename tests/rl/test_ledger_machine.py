@@ -350,5 +350,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert found.groups * MEMBERS == sum(found.samples.values())
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+LedgerMachine.TestCase.settings = settings(
+    max_examples=settings.default.max_examples // 3, stateful_step_count=40, deadline=None
+)
 test_ledger_machine = LedgerMachine.TestCase

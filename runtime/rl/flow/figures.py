@@ -42,6 +42,31 @@ class Rate:
             self._sum -= self._events.popleft()[1]
 
 
+class StepRate:
+    """Tokens a second of work that comes in steps, however long they last: over the last steps, and falling once the next
+    one is overdue."""
+
+    def __init__(self, steps: int = 5, window_s: float = RATE_WINDOW_S) -> None:
+        self._steps, self._window_s = steps, window_s
+        self._events: deque[tuple[float, int]] = deque()
+
+    def add(self, now_s: float, tokens: int) -> None:
+        """A step that ended now."""
+        self._events.append((now_s, tokens))
+        while len(self._events) > self._steps + 1 and now_s - self._events[1][0] > self._window_s:
+            self._events.popleft()
+
+    def per_s(self, now_s: float) -> float:
+        """Tokens between the first and the last step kept, over the time between them. 0 before the second."""
+        if len(self._events) < 2:
+            return 0.0
+        begin, end = self._events[0][0], self._events[-1][0]
+        period = (end - begin) / (len(self._events) - 1)
+        span = max(end, now_s - period) - begin
+        tokens = sum(n for _, n in self._events) - self._events[0][1]
+        return tokens / span if span > 0 else 0.0
+
+
 class Level:
     """Time average of a level in 0..1 over a sliding window."""
 

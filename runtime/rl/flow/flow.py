@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from planner.record import replace
 from runtime.rl.flow.evaluation import Evaluation
 from runtime.rl.flow.records import JsonLines
 from runtime.rl.flow.replicas import Replica
@@ -37,6 +38,7 @@ from runtime.rl.types import (
     WeightsRef,
 )
 
+AWAY = 1 / 3  # of a lease period without a call: it was flow that stood still, not the replicas
 _log = logging.getLogger(__name__)
 
 
@@ -72,7 +74,8 @@ class Flow:
         self._rollout = RolloutDesk(self._state, self._evaluation)
         self._trainer = TrainerDesk(self._state)
         self._rewards = RewardDesk(rewards, deadline_s=settings.reward_deadline_s)
-        self._status = StatusReader(self._state, self._trainer, self._rewards)
+        self._status = StatusReader(self._state, self._rollout, self._trainer, self._rewards)
+        self._ticked_s = clock()
         self._catch_up()
 
     # Replicas
@@ -164,20 +167,18 @@ class Flow:
         (`decoded_tokens` by its counter file) is redone. Repeating it changes nothing."""
         self._state.check_daemon(daemon_epoch)
         state = self._state
-        row = state.replicas.forgotten_row(replica, epoch)
         known = state.replicas.get(replica, epoch)
-        if state.ledger.book.replicas.get((replica, epoch)) == row and known is None:
+        row = state.replicas.forgotten_row(replica, epoch)
+        count = decoded_tokens is not None and not row.counted
+        if known is None and not count and (replica, epoch) in state.ledger.book.replicas:
             return
         with state.ledger.transaction():
             if known is not None:
                 self._rollout.end_leases(known, counts=known.order == "serve")
-                row = state.replicas.forgotten_row(replica, epoch)
-                received = max(known.received, row.received)
-            else:
-                received = row.received
-            if decoded_tokens is not None:
+            if decoded_tokens is not None and count:
+                received = row.received if known is None else known.received
                 state.ledger.count("redone", max(0, decoded_tokens - received))
-            state.ledger.set_replica(row)
+            state.ledger.set_replica(replace(row, counted=row.counted or count))
         if known is not None:
             state.replicas.drop(replica)
         self._status.observe(state.clock())
@@ -221,11 +222,19 @@ class Flow:
         return self._status.read(now, problems)
 
     def tick(self) -> float:
-        """End leases of silent replicas and ask verifiers again. Returns the time."""
+        """End leases of silent replicas and stuck samples, ask verifiers again. Returns the time. After a pause of its own
+        flow gives everybody that time back first."""
         state, now = self._state, self._state.clock()
+        away_s = now - self._ticked_s
+        self._ticked_s = now
+        if away_s > state.settings.lease_s * AWAY:
+            state.extend_leases(away_s)
         expired = self._rollout.expire(now)
         for name in expired:
             _log.warning("replica %s was silent for %g s: its samples go on elsewhere", name, state.settings.lease_s)
+        stalled = self._rollout.expire_stalled(now)
+        for sample in stalled:
+            _log.warning("sample %s got no token for %g s: it goes on elsewhere", sample, state.settings.stall_s)
         overdue = self._rewards.overdue(now)
         if overdue.repeated:
             _log.warning("verifiers were silent for %g s: %d items sent again", state.settings.reward_deadline_s,
@@ -233,7 +242,7 @@ class Flow:
         if overdue.lost:
             self._lose(overdue.lost)
         self._status.observe(now)
-        if expired or overdue.lost:
+        if expired or stalled or overdue.lost:
             state.on_change()
         return now
 

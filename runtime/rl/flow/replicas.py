@@ -123,6 +123,9 @@ class Replicas:
 
     def forgotten_row(self, name: str, epoch: int) -> ReplicaRow:
         """The ledger's memory of an incarnation, marked as forgotten."""
+        known = self.get(name, epoch)
+        if known is not None:
+            return replace(self.row(known), forgotten=True)
         row = self._ledger.book.replicas.get((name, epoch), ReplicaRow(replica=name, epoch=epoch))
         return replace(row, forgotten=True)
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from planner.record import record, replace
+from runtime.errors import LedgerError
 from runtime.policy import dispatch
 from runtime.policy.staleness import GroupView
 from runtime.rl.flow.evaluation import Evaluation, response_text
@@ -32,6 +33,8 @@ class RolloutDesk:
 
     def __init__(self, state: FlowState, evaluation: Evaluation) -> None:
         self._state, self._evaluation = state, evaluation
+        self._groups: dict[int, GroupView] = {}
+        self._verdicts: dict[int, bool] = {}
 
     def exchange(self, request: ExchangeRequest, now_s: float) -> Exchange:
         """Handle one call. LedgerError: nothing was applied, the replica will repeat it."""
@@ -51,22 +54,34 @@ class RolloutDesk:
         replica.observe(request, now_s)
         self._verify(replica)
         tokens = sum(len(a.tokens) for a in request.appends)
+        revoked = set(replica.revoked)
+        try:
+            finished, leases = self._transact(replica, request, tokens, now_s)
+        except LedgerError:
+            replica.revoked = revoked
+            raise
+        replica.seq, replica.received = request.seq, replica.received + tokens
+        state.generated.add(now_s, tokens)
+        changed = bool(request.appends or request.released)
+        return Exchange(reply=self._reply(replica, request, leases), finished=tuple(finished), changed=changed)
+
+    def _transact(
+        self, replica: Replica, request: ExchangeRequest, tokens: int, now_s: float
+    ) -> tuple[list[RewardItem], tuple[Lease, ...]]:
+        """All changes of an exchange as one."""
+        state = self._state
         with state.ledger.transaction():
             finished = self._receive(replica, request)
-            replica.received += tokens
             for sample in request.released:
                 self._release(replica, sample)
             if not self._serves_known_weights(replica):
                 self.end_leases(replica, counts=False)
-            replica.warm(self._holds(replica), progressed=tokens > 0)
+            replica.warm(self.holds(replica), progressed=tokens > 0)
             leases = self._grant(replica, request.seq, now_s) if self._routable(replica) else ()
-            replica.seq = request.seq
             if tokens or request.appends or request.released or any(x.sample.group >= 0 for x in leases):
-                state.ledger.set_replica(state.replicas.row(replica))
-        state.generated.add(now_s, tokens)
-        return Exchange(
-            reply=self._reply(replica, request, leases), finished=tuple(finished), changed=bool(request.released)
-        )
+                row = state.replicas.row(replica)
+                state.ledger.set_replica(replace(row, seq=request.seq, received=row.received + tokens))
+        return finished, leases
 
     def expire(self, now_s: float) -> tuple[str, ...]:
         """End the leases of replicas silent for too long. Returns their names."""
@@ -80,10 +95,26 @@ class RolloutDesk:
                     self.end_leases(replica, counts=True)
         return tuple(r.name for r in silent)
 
+    def expire_stalled(self, now_s: float) -> tuple[SampleId, ...]:
+        """End the leases of samples that get no token though their replica speaks: whatever the reason, somebody else is
+        to try. Returns them."""
+        state = self._state
+        stalled = [s for s, since in state.progress_s.items() if now_s - since > state.settings.stall_s]
+        if stalled:
+            with state.ledger.transaction():
+                for sample in sorted(stalled):
+                    row = state.ledger.book.samples.get(sample)
+                    replica = None if row is None else state.replicas.get(row.replica, row.replica_epoch)
+                    if row is not None and row.state == "LEASED" and replica is not None:
+                        self._suspend(replica, sample, counts=True)
+                    state.end_lease(sample)
+        return tuple(stalled)
+
     def end_leases(self, replica: Replica, *, counts: bool) -> None:
         """Suspend everything a replica holds. Inside a transaction."""
         for sample in sorted(self._state.held(replica)):
-            self._suspend(replica, sample, counts=counts)
+            if sample in self._state.held(replica):  # a group given up meanwhile takes its other samples along
+                self._suspend(replica, sample, counts=counts)
         self._evaluation.release(replica.key)
 
     def settle_group(self, ordinal: int) -> None:
@@ -91,7 +122,7 @@ class RolloutDesk:
         ledger = self._state.ledger
         alive = ledger.book.alive(ordinal)
         if len(alive) < 2 and all(r.state not in ("RESERVED", "APPLIED") for r in alive):
-            ledger.give_up(ordinal, "group_lost")
+            self._state.give_up(ordinal, "group_lost")
 
     # Receiving
 
@@ -102,6 +133,7 @@ class RolloutDesk:
                 ok, item = self._evaluation.append(append, replica.key)
                 finished += [item] if item is not None else []
                 if not ok:
+                    self._evaluation.release(replica.key, (append.sample,))
                     replica.revoked.add(append.sample)
                 continue
             item = self._journal(replica, request, append)
@@ -120,6 +152,7 @@ class RolloutDesk:
         outcome = ledger.append(append, replica=replica.name, replica_epoch=replica.epoch, finish=finish)
         if outcome == "ok":
             self._state.lease_versions[append.sample] = append.version
+            self._state.progress_s[append.sample] = replica.seen_s
             if finish is None:
                 return None
             return self._finished(append.sample)
@@ -140,7 +173,7 @@ class RolloutDesk:
 
     def _finished(self, sample: SampleId) -> RewardItem:
         state = self._state
-        state.lease_versions.pop(sample, None)
+        state.end_lease(sample)
         length = state.ledger.book.samples[sample].length
         state.expected_tokens += FORGET_LENGTH * (length - state.expected_tokens)
         return self.reward_item(sample)
@@ -159,8 +192,8 @@ class RolloutDesk:
 
     def _serves_known_weights(self, replica: Replica) -> bool:
         """Whether what it reports was ever published. If not (an update failed), its samples go on elsewhere."""
-        generations = self._state.ledger.book.generations.values()
-        return any((ref.version, ref.digest) == (replica.version, replica.digest) for ref in generations)
+        version = -1 if replica.version is None else replica.version
+        return replica.digest in self._state.ledger.book.digests.get(version, set())
 
     def _verify(self, replica: Replica) -> None:
         """Whether it serves a published generation of this lineage: only then it is given work."""
@@ -171,10 +204,8 @@ class RolloutDesk:
     def _trusted(self, replica: Replica, request: ExchangeRequest, version: int) -> bool:
         """Whether tokens of `version` from that replica may be journalled: the version was published, and if it is the
         one reported now, with the right hash (of this lineage, or of one before a fork)."""
-        published = {ref.digest for (_, v), ref in self._state.ledger.book.generations.items() if v == version}
-        if version == request.version:
-            return request.digest in published
-        return bool(published)
+        published = self._state.ledger.book.digests.get(version, set())
+        return request.digest in published if version == request.version else bool(published)
 
     def _release(self, replica: Replica, sample: SampleId) -> None:
         if sample.group < 0:
@@ -186,7 +217,7 @@ class RolloutDesk:
 
     def _suspend(self, replica: Replica, sample: SampleId, *, counts: bool) -> None:
         row = self._state.ledger.suspend(sample, counts=counts)
-        self._state.lease_versions.pop(sample, None)
+        self._state.end_lease(sample)
         replica.revoked.add(sample)
         if row.state == "DEAD_LETTER":
             self.settle_group(sample.group)
@@ -207,10 +238,11 @@ class RolloutDesk:
             if r is not replica and self._routable(r) and r.stats.slots and r.synced
             and now_s - r.seen_s < state.settings.lease_s * FRESH
         ]  # fmt: skip
-        wanted = dispatch.grant(load, others, waiting=waiting, expected_tokens=max(1.0, state.expected_tokens))
+        wanted = dispatch.grant(load, others, waiting=waiting)
         if wanted <= 0:
             return probes
         self._admit(wanted, admissible)
+        self._look_at_groups()
         found = self._candidates(replica, wanted)
         strong = dispatch.is_strong(load, others)
         chosen = dispatch.choose([c for c, _ in found], wanted, strong=strong)
@@ -219,7 +251,7 @@ class RolloutDesk:
 
     def _load(self, replica: Replica) -> dispatch.ReplicaLoad:
         """Its load, with a little work ahead of its free slots."""
-        load = replica.load(self._holds(replica))
+        load = replica.load(self.holds(replica))
         rate = replica.stats.decode_tokens_per_s
         ahead = min(math.ceil(load.slots / 8), round(rate * AHEAD_S / max(1.0, self._state.expected_tokens)))
         return replace(load, ahead=ahead)
@@ -254,13 +286,22 @@ class RolloutDesk:
             found.append((dispatch.Candidate(index=len(found), due=due, length=length), sample))
         return found
 
-    def _may_lease(self, replica: Replica, sample: SampleId) -> bool:
+    def _look_at_groups(self) -> None:
+        """What the staleness rule needs of all live groups, once for a grant."""
         state = self._state
-        version = replica.version if replica.version is not None else -1
-        others: tuple[GroupView, ...] = ()
-        if state.policy.stale == "wait":
-            others = tuple(state.view(g) for g in state.ledger.book.selectable() if g != sample.group)
-        return state.policy.may_lease(state.view(sample.group), version, state.step, others)
+        every = state.policy.stale == "wait"
+        self._groups = {g: state.view(g) for g in state.ledger.book.selectable()} if every else {}
+        self._verdicts = {}
+
+    def _may_lease(self, replica: Replica, sample: SampleId) -> bool:
+        """The rule's verdict on the sample's group; the same for all its samples until another lease is given."""
+        state, group = self._state, sample.group
+        if group not in self._verdicts:
+            view = self._groups.get(group) or state.view(group)
+            others = [v for g, v in self._groups.items() if g != group]
+            version = -1 if replica.version is None else replica.version
+            self._verdicts[group] = state.policy.may_lease(view, version, state.step, others)
+        return self._verdicts[group]
 
     def _lease(self, replica: Replica, sample: SampleId, seq: int) -> Lease | None:
         state = self._state
@@ -269,6 +310,10 @@ class RolloutDesk:
         row = state.ledger.lease(sample, replica=replica.name, replica_epoch=replica.epoch, seq=seq)
         assert replica.version is not None
         state.lease_versions[sample] = replica.version
+        state.progress_s[sample] = replica.seen_s
+        if sample.group in self._groups:
+            self._groups[sample.group] = state.view(sample.group)
+            self._verdicts = {}
         return self._lease_of(sample, row.epoch)
 
     def _lease_of(self, sample: SampleId, epoch: int) -> Lease:
@@ -285,13 +330,13 @@ class RolloutDesk:
     def _grant_evaluation(self, replica: Replica, seq: int, waiting: int) -> tuple[Lease, ...]:
         """Evaluation takes a small share of the slots, and none of a replica with a single slot while training waits."""
         self._evaluation.begin_if_due()
-        load = replica.load(self._holds(replica))
+        load = replica.load(self.holds(replica))
         if replica.version is None or (load.slots < 2 and waiting):
             return ()
         free = max(0, load.cap() - load.leased)
         return self._evaluation.grant(replica.key, version=replica.version, slots=load.slots, free=free, seq=seq)
 
-    def _holds(self, replica: Replica) -> int:
+    def holds(self, replica: Replica) -> int:
         """Samples it holds, for training and evaluation."""
         return len(self._state.held(replica)) + self._evaluation.holds(replica.key)
 

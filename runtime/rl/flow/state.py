@@ -6,7 +6,7 @@ from pathlib import Path
 from planner.record import record
 from runtime.errors import RefusedError
 from runtime.policy.staleness import GroupView, StalenessPolicy
-from runtime.rl.flow.figures import Level, Rate
+from runtime.rl.flow.figures import Level, Rate, StepRate
 from runtime.rl.flow.replicas import Replica, Replicas
 from runtime.rl.ledger import Ledger
 from runtime.rl.tasks.task import Task
@@ -26,6 +26,7 @@ class FlowSettings:
     normalise_advantage: bool = True
     limits: RunLimits = RunLimits()
     lease_s: float = 15.0  # a replica silent for longer loses its leases
+    stall_s: float = 60.0  # a sample without a new token for longer loses its lease, though its replica speaks
     reward_deadline_s: float = 60.0  # without any answer from the verifiers
     eval_every_steps: int = 0
     eval_prompts: int = 64
@@ -62,11 +63,12 @@ class FlowState:
         self.limits = settings.limits
         self.closing = False
         self.generated = Rate()
-        self.trained = Rate()
+        self.trained = StepRate()
         self.trainer_waits = Level(now)
         self.admission_waits = Level(now)
         self.expected_tokens = settings.max_new_tokens / 2  # of one response
         self.lease_versions: dict[SampleId, int] = {}  # lowest version that may still add tokens to a leased sample
+        self.progress_s: dict[SampleId, float] = {}  # when a leased sample was leased or last got a token
         self.usd_per_h: float | None = None
         with ledger.transaction():
             ledger.count("opened", 1)
@@ -121,6 +123,26 @@ class FlowState:
         return GroupView(
             ordinal=ordinal, slot=book.groups[ordinal].slot, complete=book.is_complete(ordinal), started=started
         )
+
+    def extend_leases(self, seconds: float) -> None:
+        """Nobody was heard for that long because nobody listened."""
+        for replica in self.replicas:
+            replica.seen_s += seconds
+        self.progress_s = {sample: since + seconds for sample, since in self.progress_s.items()}
+
+    def end_lease(self, sample: SampleId) -> None:
+        """Forget what is remembered of a lease."""
+        self.lease_versions.pop(sample, None)
+        self.progress_s.pop(sample, None)
+
+    def give_up(self, ordinal: int, reason: str) -> None:
+        """Give a group up; whoever still decodes for it is told to stop. Inside a transaction."""
+        for row in self.ledger.book.alive(ordinal):
+            self.end_lease(row.id)
+            holder = self.replicas.get(row.replica, row.replica_epoch) if row.state == "LEASED" else None
+            if holder is not None:
+                holder.revoked.add(row.id)
+        self.ledger.give_up(ordinal, reason)
 
     def check_daemon(self, epoch: int) -> None:
         """Refuse a daemon older than the newest that spoke; remember a newer one."""

@@ -2,6 +2,7 @@
 
 from runtime.rl.flow.figures import STEPS_WINDOW, decode_figures, staleness, sum_ages
 from runtime.rl.flow.rewarding import RewardDesk
+from runtime.rl.flow.rollout_desk import RolloutDesk
 from runtime.rl.flow.state import FlowState
 from runtime.rl.flow.trainer_desk import TrainerDesk, mean
 from runtime.rl.ledger.rows import STATES
@@ -13,8 +14,8 @@ SLOW_REWARD_S = 5.0  # verifiers silent for longer are named as a wait
 class StatusReader:
     """Reads state and ledger; keeps only the wait levels up to date."""
 
-    def __init__(self, state: FlowState, trainer: TrainerDesk, rewards: RewardDesk) -> None:
-        self._state, self._trainer, self._rewards = state, trainer, rewards
+    def __init__(self, state: FlowState, rollout: RolloutDesk, trainer: TrainerDesk, rewards: RewardDesk) -> None:
+        self._state, self._rollout, self._trainer, self._rewards = state, rollout, trainer, rewards
         self._recent: tuple[int, tuple[dict[int, int], float | None]] | None = None  # steps applied -> figures
 
     def observe(self, now_s: float) -> None:
@@ -53,7 +54,7 @@ class StatusReader:
             trainer_wait_share=state.trainer_waits.mean(now_s),
             admission_wait_share=state.admission_waits.mean(now_s),
             waits=self._waits(now_s, problems),
-            replicas=tuple(r.status(len(state.held(r)), now_s) for r in state.replicas),
+            replicas=tuple(r.status(self._rollout.holds(r), now_s) for r in state.replicas),
             trainer_epoch=self._trainer.epoch,
             trainer_state=self._trainer.doing,
             trainer_age_s=None if self._trainer.seen_s is None else now_s - self._trainer.seen_s,
@@ -87,7 +88,7 @@ class StatusReader:
         """Free slots of each replica that may be given work."""
         state = self._state
         return [
-            max(0, r.stats.slots - len(state.held(r))) for r in state.replicas
+            max(0, r.stats.slots - self._rollout.holds(r)) for r in state.replicas
             if r.order == "serve" and r.verified and r.stats.slots
         ]  # fmt: skip
 

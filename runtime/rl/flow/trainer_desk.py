@@ -183,9 +183,7 @@ class TrainerDesk:
         weights = {s: policy.token_weights(t.versions, state.step) for s, t in found.items()}
         with ledger.transaction():
             for ordinal in selection.evicted:
-                for member in ledger.book.alive(ordinal):
-                    self._state.lease_versions.pop(member.id, None)
-                ledger.give_up(ordinal, "stale")
+                state.give_up(ordinal, "stale")
             if not selection.groups:
                 return None
             row = ledger.reserve(state.step, ids, eta=policy.eta, weights=weights)

@@ -39,6 +39,7 @@ class Book:
         self.applied = 0  # steps applied: 0 .. applied - 1
         self.replicas: dict[tuple[str, int], ReplicaRow] = {}
         self.generations: dict[tuple[int, int], WeightsRef] = {}
+        self.digests: dict[int, set[str]] = {}  # hashes a version was published with, over all lineages
 
     @property
     def next_slot(self) -> int:
@@ -51,35 +52,39 @@ class Book:
 
     def put(self, row: SampleRow) -> None:
         """Insert or replace a sample and keep every index and total true."""
-        old = self.samples.get(row.id)
+        sample = row.id
+        old = self.samples.get(sample)
+        self.samples[sample] = row
+        if row.state not in TERMINAL:
+            self.in_flight += row.length
         if old is not None:
-            if old.live:
+            if old.state not in TERMINAL:
                 self.in_flight -= old.length
-            if old.state == row.state and old.reward == row.reward and old.replica_epoch == row.replica_epoch:
-                self.samples[row.id] = row
-                self.in_flight += row.length if row.live else 0
+            if (old.state, old.reward, old.replica_epoch) == (row.state, row.reward, row.replica_epoch):
                 return
             self._forget(old)
-        self.samples[row.id] = row
         self.states[row.state] += 1
-        if row.live:
-            self.in_flight += row.length
         if row.state in LEASABLE:
-            bisect.insort(self.leasable, row.id)
+            bisect.insort(self.leasable, sample)
         elif row.state == "LEASED":
-            self.held.setdefault((row.replica, row.replica_epoch), set()).add(row.id)
+            self.held.setdefault((row.replica, row.replica_epoch), set()).add(sample)
         elif row.state == "DONE" and row.reward is None:
-            self.unrewarded.add(row.id)
+            self.unrewarded.add(sample)
         elif row.state == "APPLIED":
             self.trained += row.trained
             self.masked += row.masked
-        self._recount(row.id.group)
+        self._recount(row.group)
 
     def add_group(self, group: GroupRow, members: tuple[SampleId, ...]) -> None:
         """A newly admitted group; its samples are `put` next."""
         self.groups[group.ordinal] = group
         self.members[group.ordinal] = members
         self.frontier = max(self.frontier, group.ordinal + 1)
+
+    def add_generation(self, ref: WeightsRef) -> None:
+        """A published generation."""
+        self.generations[ref.lineage, ref.version] = ref
+        self.digests.setdefault(ref.version, set()).add(ref.digest)
 
     def forget_settled(self, ordinal: int) -> bool:
         """Drop a group whose samples are all applied or dead from memory. Totals stay."""
@@ -146,10 +151,16 @@ def load_book(db: sqlite3.Connection) -> Book:
     book.counters.update(dict(db.execute("SELECT name, value FROM counters")))
     book.wasted.update(dict(db.execute("SELECT reason, tokens FROM wasted")))
     for lineage, version, path, digest in db.execute("SELECT lineage, version, path, digest FROM generations"):
-        book.generations[lineage, version] = WeightsRef(lineage=lineage, version=version, path=path, digest=digest)
-    for replica, epoch, seq, received, order, forgotten in db.execute("SELECT * FROM replicas"):
+        book.add_generation(WeightsRef(lineage=lineage, version=version, path=path, digest=digest))
+    for replica, epoch, seq, received, order, forgotten, counted in db.execute("SELECT * FROM replicas"):
         book.replicas[replica, epoch] = ReplicaRow(
-            replica=replica, epoch=epoch, seq=seq, received=received, order=order, forgotten=bool(forgotten)
+            replica=replica,
+            epoch=epoch,
+            seq=seq,
+            received=received,
+            order=order,
+            forgotten=bool(forgotten),
+            counted=bool(counted),
         )
     (book.applied,) = db.execute("SELECT COUNT(*) FROM steps WHERE state = 'APPLIED'").fetchone()
     for row in db.execute("SELECT * FROM steps WHERE state = 'RESERVED'"):
@@ -161,8 +172,8 @@ def load_book(db: sqlite3.Connection) -> Book:
         f"SELECT {_SAMPLE_COLUMNS} FROM samples WHERE grp IN"
         " (SELECT grp FROM samples WHERE state NOT IN ('APPLIED', 'DEAD_LETTER'))"
     ):
-        sample = sample_row(raw)
-        rows[sample.id.group].append(sample)
+        sample = SampleRow(*raw)
+        rows[sample.group].append(sample)
     for ordinal, samples in rows.items():
         raw = db.execute(
             "SELECT ordinal, slot, prompt_tokens, prompt, answer FROM groups WHERE ordinal = ?", (ordinal,)
@@ -183,16 +194,6 @@ def _load_totals(db: sqlite3.Connection, book: Book) -> None:
     ).fetchone()
     (frontier,) = db.execute("SELECT COALESCE(MAX(ordinal) + 1, 0) FROM groups").fetchone()
     book.frontier = frontier
-
-
-def sample_row(raw: tuple[object, ...]) -> SampleRow:
-    """A row of `samples`, columns in the schema's order."""
-    group, member, *rest = raw
-    names = (
-        "state", "epoch", "replica", "replica_epoch", "lease_seq", "lease_length", "length", "hops", "finish", "reward",
-        "step", "reason", "trained", "masked", "oldest", "newest",
-    )  # fmt: skip
-    return SampleRow(id=SampleId(group, member), **dict(zip(names, rest, strict=True)))  # type: ignore[arg-type]
 
 
 def group_row(raw: tuple[int, int, bytes, str, str]) -> GroupRow:

@@ -1,12 +1,13 @@
 """The ledger's SQLite file: schema, connection, encoding of tokens. WAL and synchronous=FULL: a commit is on disk."""
 
+import fcntl
 import sqlite3
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from runtime.errors import LedgerError
 
@@ -36,7 +37,7 @@ CREATE TABLE steps (
 );
 CREATE TABLE replicas (
     replica TEXT, epoch INTEGER, seq INTEGER NOT NULL, received INTEGER NOT NULL, ord TEXT NOT NULL,
-    forgotten INTEGER NOT NULL, PRIMARY KEY (replica, epoch)
+    forgotten INTEGER NOT NULL, counted INTEGER NOT NULL, PRIMARY KEY (replica, epoch)
 ) WITHOUT ROWID;
 CREATE TABLE generations (
     lineage INTEGER, version INTEGER, path TEXT NOT NULL, digest TEXT NOT NULL, PRIMARY KEY (lineage, version)
@@ -64,6 +65,25 @@ def connect(path: Path) -> sqlite3.Connection:
                 hint="end the run with the version that began it, or start a new run",
             )
     return db
+
+
+def lock(path: Path) -> IO[bytes]:
+    """Hold the ledger's lock for as long as the returned file is open: one writer. The kernel lets go of it when the
+    process dies. LedgerError when another has it."""
+    try:
+        file = path.with_name(path.name + ".lock").open("ab")
+    except OSError as e:
+        raise LedgerError(
+            "the ledger cannot be used", where=str(path), got=e.strerror, hint="the run folder must be writable"
+        ) from e
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        file.close()
+        raise LedgerError(
+            "another process writes this ledger", where=str(path), hint="a run has one flow; end the other one first"
+        ) from e
+    return file
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:

@@ -64,7 +64,7 @@ class Draft:
         if self.samples:
             db.executemany(
                 "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [_sample_values(r) for r in self.samples.values()],
+                list(self.samples.values()),
             )
         if self.segments:
             db.executemany(
@@ -81,8 +81,8 @@ class Draft:
             )  # fmt: skip
         for r in self.replicas.values():
             db.execute(
-                "INSERT OR REPLACE INTO replicas VALUES (?, ?, ?, ?, ?, ?)",
-                (r.replica, r.epoch, r.seq, r.received, r.order, int(r.forgotten)),
+                "INSERT OR REPLACE INTO replicas VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (r.replica, r.epoch, r.seq, r.received, r.order, int(r.forgotten), int(r.counted)),
             )
         for w in self.generations:
             db.execute(
@@ -114,10 +114,3 @@ class Draft:
             )
         for sample in self.prune_dead:
             db.execute("DELETE FROM segments WHERE grp = ? AND member = ?", (sample.group, sample.member))
-
-
-def _sample_values(r: SampleRow) -> tuple[object, ...]:
-    return (
-        r.id.group, r.id.member, r.state, r.epoch, r.replica, r.replica_epoch, r.lease_seq, r.lease_length, r.length,
-        r.hops, r.finish, r.reward, r.step, r.reason, r.trained, r.masked, r.oldest, r.newest,
-    )  # fmt: skip

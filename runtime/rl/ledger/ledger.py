@@ -11,14 +11,14 @@ received; refused appends and the tokens of dead letters are wasted(reason).
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 from planner.record import replace
 from runtime.errors import LedgerError
 from runtime.rl.ledger.book import Book, load_book
-from runtime.rl.ledger.database import connect, guarded, pack_logprobs, pack_tokens
+from runtime.rl.ledger.database import connect, guarded, lock, pack_logprobs, pack_tokens
 from runtime.rl.ledger.draft import Draft
 from runtime.rl.ledger.journal import Journal, Trajectory
 from runtime.rl.ledger.rows import LEASABLE, GroupRow, ReplicaRow, SampleRow, StepRow, hash_ids
@@ -36,7 +36,12 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         """Open or create. LedgerError when the file cannot be used."""
         self._path = path
-        self._db = connect(path)
+        self._lock = lock(path)
+        try:
+            self._db = connect(path)
+        except LedgerError:
+            self._lock.close()
+            raise
         self._draft: Draft | None = None
         self._stale = False
         with guarded(path):
@@ -60,6 +65,7 @@ class Ledger:
     def close(self) -> None:
         """Close the file. What was not committed is gone."""
         self._db.close()
+        self._lock.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -79,7 +85,10 @@ class Ledger:
                     if ordinal in self._book.members:
                         self._book.forget_settled(ordinal)
         except BaseException:
-            self._stale = not self._draft.empty
+            if not self._draft.empty:
+                self._stale = True
+                with suppress(LedgerError):  # then the next transaction tries again
+                    self._reload()
             raise
         finally:
             self._draft = None
@@ -95,7 +104,7 @@ class Ledger:
         ids = tuple(SampleId(group.ordinal, m) for m in range(members))
         self._book.add_group(group, ids)
         for sample in ids:
-            self._put(SampleRow(id=sample))
+            self._put(SampleRow(*sample))
 
     def lease(self, sample: SampleId, *, replica: str, replica_epoch: int, seq: int) -> SampleRow:
         """Give a PENDING or SUSPENDED sample to a replica under a new lease epoch."""
@@ -103,8 +112,8 @@ class Ledger:
         if row.state not in LEASABLE:
             raise LedgerError(f"sample {sample} cannot be leased", got=row.state, expected="PENDING or SUSPENDED")
         return self._put(
-            replace(
-                row, state="LEASED", epoch=row.epoch + 1, replica=replica, replica_epoch=replica_epoch, lease_seq=seq,
+            row._replace(
+                state="LEASED", epoch=row.epoch + 1, replica=replica, replica_epoch=replica_epoch, lease_seq=seq,
                 lease_length=row.length,
             )
         )  # fmt: skip
@@ -126,31 +135,27 @@ class Ledger:
             outcome: Outcome = "duplicate" if append.start + n <= row.length else "gap"
             self.refuse(outcome, n)
             return outcome
-        self.count("generated", n)
+        ended = finish or append.finished
+        changes: dict[str, object] = {"length": row.length + n}
         if n:
-            self._open.segments.setdefault(row.id, []).append(
+            version = append.version
+            self.count("generated", n)
+            self._open.segments.setdefault(append.sample, []).append(
                 (
-                    *row.id,
+                    *append.sample,
                     row.length,
                     row.epoch,
-                    append.version,
+                    version,
                     pack_tokens(append.tokens),
                     pack_logprobs(append.logprobs),
                 )
             )
-        ended = finish or append.finished
-        version = append.version
-        self._put(
-            replace(
-                row,
-                length=row.length + n,
-                state="DONE" if ended else "LEASED",
-                finish=ended,
-                hops=0 if n else row.hops,
-                oldest=row.oldest if not n else version if row.oldest is None else min(row.oldest, version),
-                newest=row.newest if not n else version if row.newest is None else max(row.newest, version),
-            )
-        )
+            changes["hops"] = 0
+            changes["oldest"] = version if row.oldest is None else min(row.oldest, version)
+            changes["newest"] = version if row.newest is None else max(row.newest, version)
+        if ended:
+            changes |= {"state": "DONE", "finish": ended}
+        self._put(row._replace(**changes))  # type: ignore[arg-type]
         return "ok"
 
     def refuse(self, reason: str, tokens: int) -> None:
@@ -165,14 +170,14 @@ class Ledger:
         if row.state != "LEASED":
             raise LedgerError(f"sample {sample} is not leased", got=row.state)
         hops = 0 if row.length > row.lease_length else row.hops + int(counts)
-        row = self._put(replace(row, state="SUSPENDED", hops=hops))
+        row = self._put(row._replace(state="SUSPENDED", hops=hops))
         return self.kill(sample, "no_progress") if hops >= MAX_HOPS else row
 
     def reward(self, sample: SampleId, value: float) -> None:
         """Record the reward of a DONE sample; a second word is ignored."""
         row = self._book.samples.get(sample)
         if row is not None and row.state == "DONE" and row.reward is None:
-            self._put(replace(row, reward=value))
+            self._put(row._replace(reward=value))
 
     def kill(self, sample: SampleId, reason: str) -> SampleRow:
         """Give a sample up: its tokens become wasted(reason). RESERVED and APPLIED samples cannot be given up."""
@@ -184,7 +189,7 @@ class Ledger:
         self.waste(reason, row.length)
         self._open.segments.pop(sample, None)
         self._open.prune_dead.append(sample)
-        return self._put(replace(row, state="DEAD_LETTER", reason=reason))
+        return self._put(row._replace(state="DEAD_LETTER", reason=reason))
 
     def give_up(self, ordinal: int, reason: str) -> None:
         """Give up what is left of a group; its slot goes to the next group admitted."""
@@ -206,7 +211,7 @@ class Ledger:
             if row.state != "DONE" or row.reward is None:
                 raise LedgerError(f"sample {sample} cannot be reserved", got=row.state, expected="DONE with a reward")
             trained = sum(w == 1.0 for w in weights[sample])
-            self._put(replace(row, state="RESERVED", step=step, trained=trained, masked=row.length - trained))
+            self._put(row._replace(state="RESERVED", step=step, trained=trained, masked=row.length - trained))
         row_ = StepRow(
             step=step, state="RESERVED", lineage=self.lineage, ids_hash=hash_ids(step, ids), ids=ids, eta=eta
         )
@@ -218,7 +223,7 @@ class Ledger:
         if row is None or step != self._book.applied:
             raise LedgerError(f"step {step} is not the next to apply", got=self._book.applied)
         for sample in row.ids:
-            self._put(replace(self._row(sample), state="APPLIED"))
+            self._put(self._row(sample)._replace(state="APPLIED"))
         self._open.prune_steps_below = step + 1 - KEEP_STEPS
         done = replace(row, state="APPLIED", lineage=self.lineage, figures=dict(figures), metrics=dict(metrics))
         return self._put_step(done)
@@ -278,7 +283,7 @@ class Ledger:
     def publish(self, ref: WeightsRef) -> None:
         """Record a published generation of the current lineage."""
         self._open.generations.append(ref)
-        self._book.generations[ref.lineage, ref.version] = ref
+        self._book.add_generation(ref)
         self.set_meta("published", str(ref.version))
 
     def set_meta(self, key: str, value: str) -> None:

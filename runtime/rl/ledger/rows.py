@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from planner.record import record
 from runtime.rl.types import FinishReason, SampleId
@@ -14,11 +14,12 @@ TERMINAL: frozenset[State] = frozenset(("APPLIED", "DEAD_LETTER"))
 LEASABLE: frozenset[State] = frozenset(("PENDING", "SUSPENDED"))
 
 
-@record
-class SampleRow:
-    """One sample. Tokens and versions count response tokens in the journal."""
+class SampleRow(NamedTuple):
+    """One sample, its fields in the order of the table's columns: a flush changes a hundred of them, and a tuple is written
+    as it is. Tokens and versions count response tokens in the journal."""
 
-    id: SampleId
+    group: int
+    member: int
     state: State = "PENDING"
     epoch: int = 0  # of the last lease; 0: never leased
     replica: str = ""  # holder of the lease
@@ -35,6 +36,11 @@ class SampleRow:
     masked: int = 0  # tokens of weight 0
     oldest: int | None = None  # versions of its tokens
     newest: int | None = None
+
+    @property
+    def id(self) -> SampleId:
+        """Its identity."""
+        return SampleId(self.group, self.member)
 
     @property
     def live(self) -> bool:
@@ -76,7 +82,8 @@ class ReplicaRow:
     seq: int = 0
     received: int = 0
     order: str = "serve"
-    forgotten: bool = False
+    forgotten: bool = False  # it gets nothing any more
+    counted: bool = False  # what it lost is in the redone tokens
 
 
 def hash_ids(step: int, ids: Iterable[SampleId]) -> str:
