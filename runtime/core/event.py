@@ -130,6 +130,7 @@ class UnitServed:
     epoch: int
     version: int | None
     after_s: float
+    pid: int | None = None
 
 
 @record

@@ -58,10 +58,12 @@ def next_steps(actual: Sequence[Body], state: ClusterState, now_s: float, *, mos
     wanted = wishes(state)
     kept = _match(actual, wanted)
     leaving = [b for b in actual if id(b) not in kept]
-    open_wishes = [w for w in wanted if not any(kept[k] is w for k in kept)]
+    met = {id(w) for w in kept.values()}
+    open_wishes = [w for w in wanted if id(w) not in met]
     if any(b.role == "train" and b.phase == "serving" for b in leaving) and not _can_move(state, wanted):
         leaving = [b for b in leaving if not (b.role == "train" and b.phase == "serving")]
-    stays = [b for b in actual if b not in leaving]
+    going = {id(b) for b in leaving}
+    stays = [b for b in actual if id(b) not in going]
 
     steps = [*_clear(leaving, state)]
     starts, bars = _starts(actual, open_wishes, state, now_s, most_starts)
@@ -70,7 +72,7 @@ def next_steps(actual: Sequence[Body], state: ClusterState, now_s: float, *, mos
     rest = [b for b in leaving if _stop(b).id not in cleared]
     leaves, later, waived = _leave(rest, stays, open_wishes, actual, may_waive=state.need is None)
     now = (*steps, *again, *starts, *leaves)
-    running = tuple(_under_way(actual, stays))
+    running = tuple(_under_way(actual, going))
     if now or running:
         return Steps(now=now, running=running, waiting=(*later, *bars), waived=waived)
     if not leaving and not open_wishes:
@@ -82,14 +84,12 @@ def next_steps(actual: Sequence[Body], state: ClusterState, now_s: float, *, mos
 
 def _match(actual: Sequence[Body], wanted: Sequence[Wish]) -> dict[int, Wish]:
     """Bodies that are what some wish wants, by identity of the body."""
-    kept: dict[int, Wish] = {}
-    for w in wanted:
-        for b in actual:
-            fits = b.role == w.role and b.devices == w.devices
-            if fits and not b.leaving and b.phase in ("ordered", "starting", "serving", "unknown"):
-                kept[id(b)] = w
-                break
-    return kept
+    fitting: dict[tuple[str, tuple[str, ...]], Body] = {}
+    for b in actual:
+        if not b.leaving and b.phase in ("ordered", "starting", "serving", "unknown"):
+            fitting.setdefault((b.role, b.devices), b)
+    found = ((fitting.get((w.role, w.devices)), w) for w in wanted)
+    return {id(b): w for b, w in found if b is not None}
 
 
 def _can_move(state: ClusterState, wanted: Sequence[Wish]) -> bool:
@@ -222,7 +222,7 @@ def _goal_is_ready(goal: set[str], actual: Sequence[Body], from_here: Sequence[M
     return not any(goal.intersection(b.devices) and b.unit not in after for b in actual)
 
 
-def _under_way(actual: Sequence[Body], stays: Sequence[Body]) -> Iterable[str]:
+def _under_way(actual: Sequence[Body], going: set[int]) -> Iterable[str]:
     for b in actual:
         if b.phase in ("ordered", "starting"):
             yield f"{b.unit} starts"
@@ -232,7 +232,7 @@ def _under_way(actual: Sequence[Body], stays: Sequence[Body]) -> Iterable[str]:
             yield f"{b.unit} gives back {b.leased} samples"
         elif b.phase == "unknown":
             yield f"{b.unit} does not answer; waiting until it is known whether it lives"
-        elif b.phase in ("dead", "drained") and b not in stays:
+        elif b.phase in ("dead", "drained") and id(b) in going:
             yield f"{b.unit} is cleared away"
 
 

@@ -6,18 +6,17 @@ from planner.cluster import DeviceKind
 from planner.record import record, replace
 from runtime.api.wire import EventRow, MigrationView, RunState, RunView, Snapshot
 from runtime.core.action import describe
-from runtime.core.actual import bodies
 from runtime.core.limits import Limits, Memory
 from runtime.core.observation import Observation
 from runtime.core.reconcile import Blocked, Next, Steps
 from runtime.core.state import ClusterState
 from runtime.core.view import (
-    Sources,
     device_rows,
     fleet_usd_per_h,
     flow_view,
     plan_view,
     proposal_view,
+    sources,
 )
 
 SHOWN_EVENTS = 200
@@ -48,17 +47,16 @@ def snapshot(
     failed: bool = False,
 ) -> Snapshot:
     """Everything a reader may know now. `progress`: what the start-up is doing, in words; shown as problems are."""
-    actual = () if obs is None else bodies(obs, state)
     usd_per_h = fleet_usd_per_h(state, facts.kinds)
     flow = None if obs is None or obs.flow is None else flow_view(obs.flow, usd_per_h, facts.groups_per_batch)
-    sources = Sources(state=state, obs=obs, actual=actual, rates=memory.rates, kinds=facts.kinds, limits=facts.limits)
+    looked_up = sources(state, obs, memory.rates, facts.kinds, facts.limits)
     return Snapshot(
         seq=seq,
         at_s=now_s,
         run=replace(facts.run, state=_run_state(state, failed)),
         flow=flow,
         flow_age_s=None if obs is None else obs.flow_age_s,
-        devices=device_rows(sources),
+        devices=device_rows(looked_up),
         plan=None if state.plan is None else plan_view(state.plan),
         proposal=proposal_view(state.proposal),
         infeasible=state.infeasible,

@@ -48,7 +48,7 @@ def unit_events(obs: Observation, state: ClusterState, look: Look) -> list[ev.Ev
         found = seen.get((unit.id, unit.epoch))
         if found is None:
             events += _absent(unit, look)
-        elif unit.status != "dead":
+        elif unit.status != "dead" and not unit.ordered("stop"):  # an end that was ordered is no death
             cause = _death(unit, found, look)
             events += _progressed(unit, found, look.now_s) if cause is None else [_with_held(cause, unit, found, look)]
     return events
@@ -132,7 +132,7 @@ def _progressed(unit: Unit, found: Seen, now_s: float) -> list[ev.Event]:
     if unit.status in ("ordered", "seen") and found.phase in ("serving", "running"):
         version = found.version if isinstance(found, ReplicaSeen) else found.step
         after_s = max(0.0, now_s - unit.ordered_at_s)
-        events.append(ev.UnitServed(unit=unit.id, epoch=unit.epoch, version=version, after_s=after_s))
+        events.append(ev.UnitServed(unit=unit.id, epoch=unit.epoch, version=version, after_s=after_s, pid=found.pid))
     if unit.status in ("ordered", "seen", "serving") and found.phase in ("drained", "quiesced"):
         events.append(ev.UnitDrained(unit=unit.id, epoch=unit.epoch))
     return events

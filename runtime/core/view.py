@@ -1,18 +1,19 @@
 """Rows of the snapshot: devices with their role and status, plans, flow's figures, money. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from planner.cluster import DeviceKind
+from planner.override import Override
 from planner.plan import Placement
 from planner.record import record
 from runtime.api.wire import DeviceRow, FlowView, PlacementRow, PlanView, Proposal
-from runtime.core.actual import Body
+from runtime.core.actual import Body, bodies
 from runtime.core.limits import Limits, Rate
-from runtime.core.observation import DeviceSample, DeviceSeen, Observation, ReplicaSeen, TrainerSeen
+from runtime.core.observation import DeviceSample, DeviceSeen, Observation, ReplicaSeen
 from runtime.core.solved import SolvedPlan
 from runtime.core.state import ClusterState, DeviceBelief, OpenProposal, Unit
-from runtime.core.unit_belief import seen_units
+from runtime.core.unit_belief import Seen, seen_units
 from runtime.rl.types import FlowStatus
 
 
@@ -100,33 +101,74 @@ def flow_view(f: FlowStatus, usd_per_h: float | None, groups_per_batch: int) -> 
 
 @record
 class Sources:
-    """What device rows are made from."""
+    """What device rows are made from, by device or unit."""
 
     state: ClusterState
-    obs: Observation | None
-    actual: tuple[Body, ...]
+    version: int | None  # flow's
+    seen: Mapping[str, DeviceSeen]
+    units: Mapping[tuple[str, int], Seen]
+    body: Mapping[str, Body]
+    predicted: Mapping[str, tuple[str, float]]  # role and tokens/s that the plan has the device do
     rates: Mapping[str, Rate]
     kinds: Mapping[str, DeviceKind]
     limits: Limits
 
 
+def sources(
+    state: ClusterState,
+    obs: Observation | None,
+    rates: Mapping[str, Rate],
+    kinds: Mapping[str, DeviceKind],
+    limits: Limits,
+) -> Sources:
+    """Look everything up once, so that a fleet of thousands stays cheap."""
+    body: dict[str, Body] = {}
+    for b in sorted(() if obs is None else bodies(obs, state), key=lambda b: (b.phase != "dead", b.epoch)):
+        body.update(dict.fromkeys(b.devices, b))  # a living one over a dead one, the newest last
+    return Sources(
+        state=state,
+        version=None if obs is None or obs.flow is None else obs.flow.step,
+        seen={} if obs is None else {d.id: d for d in obs.devices},
+        units={} if obs is None else {(u.id, u.epoch): u for u in seen_units(obs)},
+        body=body,
+        predicted=_predictions(state),
+        rates=rates,
+        kinds=kinds,
+        limits=limits,
+    )
+
+
+def _predictions(state: ClusterState) -> dict[str, tuple[str, float]]:
+    placements = () if state.plan is None else state.plan.plan.placements
+    rated = ((p, p.rate_tokens_per_s) for p in placements)
+    return {d: (p.role, rate / len(p.devices)) for p, rate in rated if rate is not None for d in p.devices}
+
+
 def device_rows(src: Sources) -> tuple[DeviceRow, ...]:
     """A row for every device that was ever seen, by node and index."""
     devices = sorted(src.state.devices.values(), key=lambda d: (d.node, d.index, d.id))
-    return tuple(_device_row(d, src) for d in devices)
+    overrides = _by_device(src.state)
+    return tuple(_device_row(d, src, overrides.get(d.id, ())) for d in devices)
 
 
-def _device_row(d: DeviceBelief, src: Sources) -> DeviceRow:
-    seen = next((x for x in (src.obs.devices if src.obs else ()) if x.id == d.id), None)
+def _by_device(state: ClusterState) -> dict[str, tuple[Override, ...]]:
+    found: dict[str, tuple[Override, ...]] = {}
+    for o in state.overrides:
+        found[o.device] = (*found.get(o.device, ()), o)
+    return found
+
+
+def _device_row(d: DeviceBelief, src: Sources, overrides: tuple[Override, ...]) -> DeviceRow:
+    seen = src.seen.get(d.id)
     sample = seen.sample if seen is not None and not d.lost else DeviceSample()
-    body = _body_on(d.id, src.actual)
-    unit = None if body is None else _seen(body, src.obs)
+    body = src.body.get(d.id)
+    unit = None if body is None else src.units.get((body.unit, body.epoch))
     kind = src.kinds.get(d.kind)
-    role = _role(d, body, src.state)
     rate = None if body is None else src.rates.get(f"{body.unit}:{body.epoch}")
     tokens_per_s = None if rate is None or body is None else rate.tokens_per_s / len(body.devices)
     price = None if kind is None or d.lost else kind.price_usd_per_h
-    pin = src.state.override(d.id, "pin")
+    pin = next((o for o in overrides if o.kind == "pin"), None)
+    cordoned = any(o.kind != "pin" for o in overrides)
     replica = unit if isinstance(unit, ReplicaSeen) else None
     return DeviceRow(
         id=d.id,
@@ -134,11 +176,11 @@ def _device_row(d: DeviceBelief, src: Sources) -> DeviceRow:
         kind=d.kind,
         node=d.node,
         index=d.index,
-        role=role,
-        status=_status(d, seen, body, src),
+        role=_role(d, body, src),
+        status=_status(d, seen, body, src, cordoned=cordoned),
         paced=kind is not None and kind.paced,
         replica=None if body is None else body.unit,
-        version=_version(unit, src.obs),
+        version=_version(unit, src),
         digest=None if replica is None else replica.digest,
         util_share=sample.util_share,
         memory_used_bytes=sample.memory_used_bytes,
@@ -146,42 +188,28 @@ def _device_row(d: DeviceBelief, src: Sources) -> DeviceRow:
         power_w=sample.power_w,
         temperature_c=sample.temperature_c,
         tokens_per_s=tokens_per_s,
-        predicted_tokens_per_s=_predicted(d.id, body, src.state),
+        predicted_tokens_per_s=_predicted(d.id, body, src),
         usd_per_h=price,
         usd_per_mtok=usd_per_mtok(price, tokens_per_s),
         running=None if replica is None else replica.running,
         slots=None if replica is None else replica.slots,
         pid=None if unit is None else unit.pid,
-        cordoned=src.state.override(d.id, "cordon", "drain") is not None,
+        cordoned=cordoned,
         pinned=None if pin is None else pin.role,
         age_s=None if seen is None else seen.age_s,
         note=_note(d, sample, body, src.state),
     )
 
 
-def _body_on(device: str, actual: Iterable[Body]) -> Body | None:
-    """The newest body on a device, a living one before a dead one."""
-    here = [b for b in actual if device in b.devices]
-    return max(here, key=lambda b: (b.phase != "dead", b.epoch), default=None)
+def _version(unit: Seen | None, src: Sources) -> int | None:
+    return unit.version if isinstance(unit, ReplicaSeen) else None if unit is None else src.version
 
 
-def _seen(body: Body, obs: Observation | None) -> ReplicaSeen | TrainerSeen | None:
-    units = () if obs is None else seen_units(obs)
-    return next((u for u in units if u.id == body.unit and u.epoch == body.epoch), None)
-
-
-def _version(unit: ReplicaSeen | TrainerSeen | None, obs: Observation | None) -> int | None:
-    if isinstance(unit, ReplicaSeen):
-        return unit.version
-    if unit is not None and obs is not None and obs.flow is not None:
-        return obs.flow.step
-    return None
-
-
-def _role(d: DeviceBelief, body: Body | None, state: ClusterState) -> Literal["train", "rollout", "idle"]:
+def _role(d: DeviceBelief, body: Body | None, src: Sources) -> Literal["train", "rollout", "idle"]:
     if body is not None:
         return body.role
-    return "idle" if d.lost or state.plan is None else state.plan.plan.role_of(d.id)
+    planned = "idle" if d.lost else src.predicted.get(d.id, ("idle", 0.0))[0]
+    return "train" if planned == "train" else "rollout" if planned == "rollout" else "idle"
 
 
 def _unit(body: Body | None, state: ClusterState) -> Unit | None:
@@ -189,7 +217,7 @@ def _unit(body: Body | None, state: ClusterState) -> Unit | None:
     return unit if unit is not None and body is not None and unit.epoch == body.epoch else None
 
 
-def _status(d: DeviceBelief, seen: DeviceSeen | None, body: Body | None, src: Sources) -> str:
+def _status(d: DeviceBelief, seen: DeviceSeen | None, body: Body | None, src: Sources, *, cordoned: bool) -> str:
     """One word, the gravest first."""
     unit = _unit(body, src.state)
     aged = seen is not None and (seen.age_s or 0.0) > src.limits.device_stale_s
@@ -205,21 +233,17 @@ def _status(d: DeviceBelief, seen: DeviceSeen | None, body: Body | None, src: So
         return "draining"
     if body is not None and body.phase in ("ordered", "starting", "dead"):
         return "starting" if body.phase != "dead" else "stopping"
-    if src.state.override(d.id, "cordon", "drain") is not None:
+    if cordoned:
         return "cordoned"
     if d.host_bound:
         return "HOST-BOUND"
     return "throttled" if seen is not None and seen.sample.throttled else "ok"
 
 
-def _predicted(device: str, body: Body | None, state: ClusterState) -> float | None:
+def _predicted(device: str, body: Body | None, src: Sources) -> float | None:
     """The plan's rate of the device, where it does what the plan has it do."""
-    if state.plan is None:
-        return None
-    for p in state.plan.plan.placements:
-        if device in p.devices and p.rate_tokens_per_s is not None and body is not None and body.role == p.role:
-            return p.rate_tokens_per_s / len(p.devices)
-    return None
+    role, rate = src.predicted.get(device, ("", 0.0))
+    return rate if body is not None and body.role == role else None
 
 
 def _note(d: DeviceBelief, sample: DeviceSample, body: Body | None, state: ClusterState) -> str:

@@ -127,7 +127,9 @@ def _unit_words(event: ev.UnitAppeared | ev.UnitServed | ev.UnitDrained | ev.Uni
             return Words(message=f"{unit} starting{pid}", subject=unit)
         case ev.UnitServed():
             version = "" if event.version is None else f" at version {event.version}"
-            return Words(message=f"{unit} in service{version}, {event.after_s:.1f} s after its start", subject=unit)
+            pid = "" if event.pid is None else f" (pid {event.pid})"
+            message = f"{unit}{pid} in service{version}, {event.after_s:.1f} s after its start"
+            return Words(message=message, subject=unit)
         case ev.UnitDrained():
             return Words(message=f"{unit} holds nothing any more", subject=unit)
         case ev.UnitDied():

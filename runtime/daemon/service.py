@@ -191,7 +191,8 @@ class Service:
         self._living = True
         self._info = update_run(self._opened.paths.folder)  # the backend added Ray's address
         self._loop.backend = backend
-        self._say("starting trainer and replicas, publishing version 0")
+        if "in service" not in self._loop.state.milestones:
+            self._say("starting trainer and replicas, publishing version 0")
 
     def _say(self, progress: str) -> None:
         logger.info("%s", progress)

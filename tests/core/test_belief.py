@@ -99,7 +99,7 @@ def test_a_unit_appears_serves_and_drains() -> None:
         return w.see(observed(device("a"), device("b"), replica("r0", "b", phase=phase), of_flow=flow(status("r0"))))
 
     assert ev.UnitAppeared(unit="r0", epoch=1, pid=11) in one("starting")
-    assert one("serving") == [ev.UnitServed(unit="r0", epoch=1, version=3, after_s=1.0)]
+    assert one("serving") == [ev.UnitServed(unit="r0", epoch=1, version=3, after_s=1.0, pid=11)]
     assert one("serving") == []
     assert one("drained") == [ev.UnitDrained(unit="r0", epoch=1)]
 
@@ -158,6 +158,16 @@ def test_a_living_unit_that_vanishes_is_dead_after_5_s_and_gone_once_stopped() -
     stop = ev.StepOrdered(id="stop-replica:r0:1", unit="r0", epoch=1, plan_rev=1)
     w.state = fold(w.state, stored(stop, at_s=w.now_s))
     assert w.keep(without, 2) == [ev.UnitStopped(unit="r0", epoch=1)]
+
+
+def test_an_end_that_was_ordered_is_no_death() -> None:
+    w = settled()
+    stop = ev.StepOrdered(id="stop-replica:r0:1", unit="r0", epoch=1, plan_rev=1)
+    w.state = fold(w.state, stored(stop, at_s=w.now_s))
+    dying = observed(device("a"), device("b"), replica("r0", "b", phase="dead", reason="killed"), trainer("a"))
+    assert w.keep(dying, 3) == []
+    assert w.keep(observed(device("a"), device("b"), trainer("a")), 2) == [ev.UnitStopped(unit="r0", epoch=1)]
+    assert w.state.devices["b"].failures == 0
 
 
 def test_a_unit_that_never_appears_dies_after_120_s() -> None:

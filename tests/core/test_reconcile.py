@@ -7,8 +7,8 @@ from values import NOW_S, body, fleet, solved, started
 from planner.override import Override
 from runtime.core.action import DrainReplica, QuiesceTrainer, StartReplica, StartTrainer, StopReplica, StopTrainer
 from runtime.core.actual import Body
-from runtime.core.event import DeviceLost, OverrideSet, StepOrdered, UnitDied
-from runtime.core.reconcile import Blocked, Converged, Steps, next_steps
+from runtime.core.event import DeviceLost, DeviceQuarantined, OverrideSet, StepOrdered, UnitDied
+from runtime.core.reconcile import Converged, Steps, next_steps
 from runtime.core.state import ClusterState
 
 
@@ -161,15 +161,26 @@ def test_the_unknown_are_left_alone() -> None:
     assert found.running == ("r1 does not answer; waiting until it is known whether it lives",)
 
 
-def test_a_plan_for_a_quarantined_place_is_blocked_with_options() -> None:
-    from runtime.core.event import DeviceQuarantined
+def test_a_trainer_on_a_lost_device_does_not_wait_for_the_new_plan() -> None:
+    more = (*started("t0", "a"), *started("r0", "b"), DeviceLost(device="a", reason="gone"))
+    state = fleet("a", "b", plan=solved("a", "b"), more=more)
+    assert state.need is not None
+    assert steps(state, body("t0", "a"), body("r0", "b")) == (StopTrainer(trainer="t0", epoch=1),)
 
+
+def test_a_place_in_quarantine_is_wished_for_by_nobody_once_the_planner_had_its_say() -> None:
     more = (*started("t0", "a"), DeviceQuarantined(device="b", failures=5, reason="x"))
-    state = answered(fleet("a", "b", plan=solved("b", rev=2), more=more))
-    found = next_steps((), state, NOW_S)
-    assert found == Converged()  # the wish is dropped: nobody may stand there
-    kept = next_steps((body("t0", "a"),), fleet("a", "b", plan=solved("b", rev=2), more=more), NOW_S)
-    assert isinstance(kept, Steps | Blocked | Converged)
+    pending = fleet("a", "b", plan=solved("b", rev=2), more=more)
+    found = next_steps((body("t0", "a"),), pending, NOW_S)
+    assert found == Steps(now=(), waiting=("trainer on n0/gpu1: quarantined (x)",))
+    assert next_steps((), answered(pending), NOW_S) == Converged()
+
+
+def test_a_trainer_that_cannot_leave_is_blocked_with_options() -> None:
+    state = answered(fleet("a", "b", "c", plan=solved("b", "c", rev=2), more=started("t0", "a")))
+    stuck = next_steps((body("t0", "a", phase="unknown"), body("r0", "c")), state, NOW_S)
+    assert isinstance(stuck, Steps)
+    assert stuck.running == ("t0 does not answer; waiting until it is known whether it lives",)
 
 
 PHASES = st.sampled_from(["ordered", "starting", "serving", "draining", "drained", "dead", "unknown"])
