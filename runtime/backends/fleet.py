@@ -1,7 +1,7 @@
 """What devices a run has: GPUs found by the node agent, the CPU as two devices, or what the configuration declares."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from planner.cluster import Cluster, Device, DeviceKind, Link
@@ -89,17 +89,21 @@ def _gpus(config: Config, own_run: str | None) -> Discovery:
 
 
 def _free(report: Report, own_run: str | None) -> tuple[tuple[GpuReading, ...], tuple[str, ...]]:
-    """Cards that this run may use, and in words why others are left out."""
-    ordered = sorted(report.gpus, key=lambda g: g.pci or f"~{g.index:04d}")
-    by_id = {g.id: g for g in ordered}
-    chosen = visible(os.environ.get("CUDA_VISIBLE_DEVICES"), tuple(by_id))
+    return free_cards(report, visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"), owner_of=owner, own_run=own_run)
+
+
+def free_cards(
+    report: Report, *, visible_devices: str | None, owner_of: Callable[[str], str | None], own_run: str | None
+) -> tuple[tuple[GpuReading, ...], tuple[str, ...]]:
+    """Cards that a run may use, and in words why others are left out. `owner_of` says which live run has a card."""
+    by_id = {g.id: g for g in sorted(report.gpus, key=lambda g: g.pci or f"~{g.index:04d}")}
+    chosen = visible(visible_devices, tuple(by_id))
     notes = []
     if len(chosen) < len(by_id):
         notes.append(f"CUDA_VISIBLE_DEVICES shows {len(chosen)} of {len(by_id)} GPUs")
     free = []
     for id_ in chosen:
-        gpu = by_id[id_]
-        holder = owner(id_)
+        gpu, holder = by_id[id_], owner_of(id_)
         if gpu.note:
             notes.append(f"GPU {gpu.index} ({id_}) is left out: {gpu.note}")
         elif holder is not None and holder != own_run:

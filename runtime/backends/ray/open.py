@@ -11,6 +11,7 @@ from runtime.backends.ray.actors.identity import Parts
 from runtime.backends.ray.backend import RayBackend
 from runtime.backends.ray.cluster import RayHead
 from runtime.backends.ray.locks import claim
+from runtime.backends.ray.placement import groups
 from runtime.backends.ray.world import World, is_gpu
 from runtime.config.schema import Config
 from runtime.errors import RunError
@@ -68,8 +69,8 @@ def open_backend(  # noqa: PLR0917 - the seam between daemon and backend, in the
     try:
         backend.start(READY_S)
     except BaseException:
-        fresh = head.owned and head.start_s is not None  # this call started it: leave nothing behind
-        backend.finish(5.0) if fresh else backend.close()
+        # Nothing of the run is at work yet: leave nothing behind. Else this daemon goes and the run stays.
+        backend.finish(5.0) if not groups(world) else backend.close()
         raise
     return backend
 

@@ -1,0 +1,134 @@
+"""Which devices a run gets, and that no two runs get the same one."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from planner.record import replace
+from runtime.backends import fleet
+from runtime.backends.fleet import discover
+from runtime.backends.gpu_kinds import gpu_kind
+from runtime.backends.ray.devices import memory_back
+from runtime.backends.ray.locks import claim, owner
+from runtime.config.schema import Config, FleetSection, KindSection, ModelSection
+from runtime.errors import FleetError
+from runtime.runs import mark
+from runtime.telemetry.reading import GpuReading, HostReading, Report
+
+MODEL = ModelSection(source="seeded", path=Path("unused"))
+H200 = GpuReading(
+    id="GPU-a", index=0, name="NVIDIA H200", pci="0:06", memory_total_bytes=150754820096.0, pids=(), age_s=0.0
+)
+
+
+def report(*gpus: GpuReading) -> Report:
+    return Report(seq=1, library="ok", message="", gpus=gpus, host=HostReading())
+
+
+def test_the_cpu_is_two_devices() -> None:
+    """One can train while the other generates; nothing about it is called paced."""
+    found = discover(Config(model=MODEL, fleet=FleetSection(source="cpu")))
+    assert found.label == "cpu"
+    assert [d.kind for d in found.cluster.devices] == ["host-cpu", "host-cpu"]
+    assert not any(k.paced for k in found.cluster.kinds.values())
+    assert found.notes
+
+
+def test_foreign_and_broken_cards_are_left_out_and_said() -> None:
+    """A card with somebody's process, a card that hangs, and a free one."""
+    cards = (
+        replace(H200, id="GPU-a", pids=(4711,)),
+        replace(H200, id="GPU-b", index=1, pci="0:07", note="driver not answering 9 s"),
+        replace(H200, id="GPU-c", index=2, pci="0:08"),
+    )
+    free, notes = fleet.free_cards(report(*cards), visible_devices=None, owner_of=lambda _: None, own_run=None)
+    assert [g.id for g in free] == ["GPU-c"]
+    assert "foreign process 4711" in notes[0]
+    assert "not answering" in notes[1]
+
+
+def test_claimed_cards_are_the_claimants() -> None:
+    """Another run's card is left out by that run's name; our own counts as free though our processes are on it."""
+    cards = (replace(H200, id="GPU-a", pids=(1,)), replace(H200, id="GPU-b", pci="0:07", pids=(2,)))
+    owners = {"GPU-a": "mine-1", "GPU-b": "other-2"}
+    free, notes = fleet.free_cards(report(*cards), visible_devices=None, owner_of=owners.get, own_run="mine-1")
+    assert [g.id for g in free] == ["GPU-a"]
+    assert "belongs to run other-2" in notes[0]
+
+
+def test_cuda_visible_devices_is_respected() -> None:
+    """By position in PCI order, whatever NVML's indices are."""
+    cards = (replace(H200, id="GPU-z", index=0, pci="0:09"), replace(H200, id="GPU-a", index=1, pci="0:01"))
+    free, notes = fleet.free_cards(report(*cards), visible_devices="0", owner_of=lambda _: None, own_run=None)
+    assert [g.id for g in free] == ["GPU-a"]
+    assert notes == ("CUDA_VISIBLE_DEVICES shows 1 of 2 GPUs",)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H800", "H800"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("NVIDIA A100 80GB PCIe", "A100-80-PCIe"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA RTX A6000", "A6000"),
+        ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2-16GB", "V100-16"),
+    ],
+)
+def test_cards_by_the_drivers_name(name: str, kind: str) -> None:
+    got = gpu_kind(replace(H200, name=name), Config(model=MODEL))
+    assert got.name == kind
+    assert got.memory_bytes == 150754820096.0  # what the card has, not what its sheet says
+
+
+def test_an_unknown_card_is_an_error_that_says_what_to_declare() -> None:
+    card = replace(H200, name="NVIDIA GTX 750")
+    with pytest.raises(FleetError, match=r'\[fleet.kinds."NVIDIA GTX 750"\]'):
+        gpu_kind(card, Config(model=MODEL))
+    section = KindSection(peak_flops=1e12, hbm=1e11, memory=2e9, link=1e10)
+    config = Config(model=MODEL, fleet=FleetSection(kinds={"NVIDIA GTX 750": section}))
+    assert gpu_kind(card, config).peak_flops == 1e12
+
+
+def test_a_claim_holds_as_long_as_its_processes(tmp_path: Path) -> None:
+    """A second run is refused by name; when the owner's last process ends the device is free again."""
+    holder = subprocess.Popen(["sleep", "60"])
+    held = mark(holder.pid)
+    mine = mark(subprocess.os.getpid())  # type: ignore[attr-defined]
+    assert held is not None
+    assert mine is not None
+    claim(["GPU-a", "GPU-b"], "first", [held], tmp_path)
+    assert owner("GPU-a", tmp_path) == "first"
+    claim(["GPU-a"], "first", [held], tmp_path)  # again is nothing new
+    with pytest.raises(FleetError, match="first"):
+        claim(["GPU-c", "GPU-b"], "second", [mine], tmp_path)
+    assert owner("GPU-c", tmp_path) is None  # all or nothing
+    holder.kill()
+    holder.wait(5)
+    assert owner("GPU-a", tmp_path) is None
+    claim(["GPU-a"], "second", [mine], tmp_path)
+    assert owner("GPU-a", tmp_path) == "second"
+
+
+def test_a_torn_claim_is_no_claim(tmp_path: Path) -> None:
+    (tmp_path / "GPU-a.json").write_text('{"run": "x", "proc')
+    assert owner("GPU-a", tmp_path) is None
+
+
+def test_memory_counts_as_back_only_by_a_fresh_reading() -> None:
+    """A card that still lists a process keeps its device from use, by name; a free one does not."""
+    busy, free = report(replace(H200, pids=(9,))), report(H200)
+    why = memory_back(lambda: (busy, 0.0), ("GPU-a",), deadline_s=0.5)
+    assert "processes 9" in why
+    assert memory_back(lambda: (free, 0.0), ("GPU-a",), deadline_s=5.0) == ""
+    assert "no reading" in memory_back(lambda: (free, 60.0), ("GPU-a",), deadline_s=0.5)
+    assert memory_back(lambda: (busy, 0.0), ("dev0",), deadline_s=0.1) == ""
