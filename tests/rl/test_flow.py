@@ -656,6 +656,21 @@ def test_orders_survive_a_restart_of_flow(desk: Desk) -> None:
     assert desk.exchange().order == "drain"
 
 
+def test_a_replica_that_only_the_ledger_remembers_is_shown_no_longer_and_may_come_back(desk: Desk) -> None:
+    desk.start()
+    desk.flow.set_order(1, "a", 1, "drain")
+    leases = desk.serve("b")
+    desk.reopen()
+    assert {r.replica for r in desk.flow.status().replicas} == {"a", "b"}
+    desk.wait(70.0)
+    status = desk.flow.status()
+    assert (status.replicas, status.samples_by_state["LEASED"]) == ((), 0)
+    assert desk.exchange("a").order == "drain"
+    late = desk.exchange("b", appends=(piece(leases[0], [5], 0),))
+    assert (late.order, late.ack_seq, late.cancel) == ("serve", desk.seqs["b", 1], (leases[0].sample,))
+    assert {r.replica for r in desk.flow.status().replicas} == {"a", "b"}
+
+
 # Evaluation
 
 
@@ -681,6 +696,23 @@ def test_evaluation_takes_a_small_share_and_is_dropped_at_the_end(tmp_path: Path
     desk.exchange(released=tuple(sorted(desk.flow._state.held(desk.flow._state.replicas.get("a", 1)))))  # type: ignore[arg-type]
     desk.ask()
     assert desk.flow.status().finished
+
+
+def test_a_probe_that_gets_no_token_is_leased_again(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, eval_every_steps=1, eval_prompts=1)
+    desk.start()
+    held = desk.finish_all(desk.serve(), 0)
+    desk.train(0)
+    desk.exchange(appends=tuple(whole(x, 0) for x in held))
+    (probe,) = [x for x in desk.serve() if x.sample.group < 0]
+    given: list[Lease] = []
+    for _ in range(8):
+        desk.wait(10.0)
+        replies = desk.exchange(), desk.exchange("b")  # its holder speaks, but says nothing of it
+        given += [x for reply in replies for x in reply.leases if x.sample == probe.sample]
+    assert [x.epoch > probe.epoch for x in given] == [True]
+    late = desk.exchange(appends=(piece(probe, [5], 1),))
+    assert probe.sample in late.cancel, "the old lease is over"
 
 
 # Building it

@@ -23,6 +23,7 @@ class _Probe:
 
     item: TaskItem
     holder: Holder | None = None
+    since_s: float = 0.0  # when leased or last given a token
     seq: int = 0  # flush of the holder that was answered with the lease
     tokens: tuple[int, ...] = ()
     versions: tuple[int, ...] = ()
@@ -77,7 +78,9 @@ class Evaluation:
                 break
             if probe.holder is None and probe.finish is None:
                 self._epoch += 1
-                self._probes[sample] = replace(probe, holder=(*replica, self._epoch), seq=seq)
+                self._probes[sample] = replace(
+                    probe, holder=(*replica, self._epoch), seq=seq, since_s=self._state.clock()
+                )
                 leases.append(self._lease(sample))
         return tuple(leases)
 
@@ -100,6 +103,7 @@ class Evaluation:
             tokens=probe.tokens + append.tokens,
             versions=probe.versions + (append.version,) * n,
             finish=append.finished,
+            since_s=self._state.clock(),
         )
         self._probes[append.sample] = probe
         if append.finished is None:
@@ -117,6 +121,12 @@ class Evaluation:
         for sample, probe in self._probes.items():
             mine = probe.holder is not None and probe.holder[:2] == replica and probe.finish is None
             if mine and (samples is None or sample in samples):
+                self._probes[sample] = replace(probe, holder=None)
+
+    def release_stalled(self, now_s: float) -> None:
+        """Lease elsewhere what got no token for long, whatever the reason."""
+        for sample, probe in self._probes.items():
+            if probe.holder and probe.finish is None and now_s - probe.since_s > self._state.settings.stall_s:
                 self._probes[sample] = replace(probe, holder=None)
 
     def rewarded(self, result: RewardResult) -> None:

@@ -38,6 +38,7 @@ from runtime.rl.types import (
     WeightsRef,
 )
 
+GHOST = 4  # lease periods after which a replica that only the ledger remembers is no longer shown
 AWAY = 1 / 3  # of a lease period without a call: it was flow that stood still, not the replicas
 _log = logging.getLogger(__name__)
 
@@ -232,6 +233,7 @@ class Flow:
         expired = self._rollout.expire(now)
         for name in expired:
             _log.warning("replica %s was silent for %g s: its samples go on elsewhere", name, state.settings.lease_s)
+        state.replicas.drop_ghosts(now, state.settings.lease_s * GHOST)
         stalled = self._rollout.expire_stalled(now)
         for sample in stalled:
             _log.warning("sample %s got no token for %g s: it goes on elsewhere", sample, state.settings.stall_s)

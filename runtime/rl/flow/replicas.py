@@ -82,10 +82,7 @@ class Replicas:
             if row.forgotten:
                 self._current.pop(row.replica, None)
                 continue
-            replica = Replica(row.replica, row.epoch, now_s)
-            replica.seq, replica.received = row.seq, row.received
-            replica.order = _order(row.order)
-            self._current[row.replica] = replica
+            self._current[row.replica] = _restored(row, now_s)
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(list(self._current.values()))
@@ -104,12 +101,20 @@ class Replicas:
         known = self._current.get(name)
         if known is not None and known.epoch == epoch:
             return known, None
+        row = self._ledger.book.replicas.get((name, epoch))
         last = max((e for n, e in self._ledger.book.replicas if n == name), default=-1)
-        if epoch <= last:
+        if epoch < last or (row is not None and row.forgotten):
             return None, None
-        replica = Replica(name, epoch, now_s)
+        replica = Replica(name, epoch, now_s) if row is None else _restored(row, now_s)
         self._current[name] = replica
         return replica, known
+
+    def drop_ghosts(self, now_s: float, after_s: float) -> None:
+        """Forget, in memory only, those known from the ledger alone that never spoke since it was opened: they ended with
+        whoever ran them. One that does speak after all is taken up again."""
+        for replica in self:
+            if not replica.synced and now_s - replica.seen_s > after_s and replica.key not in self._ledger.book.held:
+                self.drop(replica.name)
 
     def drop(self, name: str) -> None:
         """Forget the current incarnation in memory."""
@@ -128,6 +133,13 @@ class Replicas:
             return replace(self.row(known), forgotten=True)
         row = self._ledger.book.replicas.get((name, epoch), ReplicaRow(replica=name, epoch=epoch))
         return replace(row, forgotten=True)
+
+
+def _restored(row: ReplicaRow, now_s: float) -> Replica:
+    """A replica as the ledger remembers it."""
+    replica = Replica(row.replica, row.epoch, now_s)
+    replica.seq, replica.received, replica.order = row.seq, row.received, _order(row.order)
+    return replica
 
 
 def _order(word: str) -> ReplicaOrder:

@@ -99,6 +99,7 @@ class RolloutDesk:
         """End the leases of samples that get no token though their replica speaks: whatever the reason, somebody else is
         to try. Returns them."""
         state = self._state
+        self._evaluation.release_stalled(now_s)
         stalled = [s for s, since in state.progress_s.items() if now_s - since > state.settings.stall_s]
         if stalled:
             with state.ledger.transaction():
