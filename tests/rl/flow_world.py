@@ -91,7 +91,7 @@ class FakeReplica:
         self.alive = True
         self.paused_until = -1.0
         self.order = "serve"
-        self.busy_steps = 0
+        self.steps = self.slot_steps = 0  # decode steps, and samples in them
         self.done_at: dict[SampleId, float] = {}
         world.after(0.0, self.exchange)
         world.after(step_s, self.decode)
@@ -103,7 +103,7 @@ class FakeReplica:
         if self.world.now < self.paused_until or self.weights is None or self.order != "serve":
             return
         running = list(self.held.items())[: self.slots]
-        self.busy_steps += bool(running)
+        self.steps, self.slot_steps = self.steps + 1, self.slot_steps + len(running)
         for sample, held in running:
             token, logprob = response_token(sample, held.length, held.limit)
             last = held.length + 1 >= min(held.limit, response_length(sample, held.limit))

@@ -69,14 +69,14 @@ class RolloutDesk:
         self, replica: Replica, request: ExchangeRequest, tokens: int, now_s: float
     ) -> tuple[list[RewardItem], tuple[Lease, ...]]:
         """All changes of an exchange as one."""
-        state = self._state
+        state, held = self._state, self.holds(replica)  # before this flush ended some
         with state.ledger.transaction():
             finished = self._receive(replica, request)
             for sample in request.released:
                 self._release(replica, sample)
             if not self._serves_known_weights(replica):
                 self.end_leases(replica, counts=False)
-            replica.warm(self.holds(replica), progressed=tokens > 0)
+            replica.warm(held, progressed=tokens > 0)
             leases = self._grant(replica, request.seq, now_s) if self._routable(replica) else ()
             if tokens or request.appends or request.released or any(x.sample.group >= 0 for x in leases):
                 row = state.replicas.row(replica)
