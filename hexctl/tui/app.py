@@ -347,11 +347,14 @@ def show_app(app: HexApp, run_name: str, close: Callable[[], Awaitable[None]]) -
             finally:
                 await close()
 
-    code = asyncio.run(main())
+    try:
+        code = asyncio.run(main())
+    except BaseException:
+        guard.restore()  # Textual restores what it caught itself; this got past it
+        raise
     if guard.received is not None:
         return 128 + guard.received
     if app.return_code:
-        guard.restore()
         return app.return_code
     if code is None:
         return 1

@@ -1,9 +1,9 @@
 """A dashboard over a source that needs no daemon, for tests that need a real terminal: `python -m tests.tui.child MODE`.
 
-MODE: plain; crash (an error in the application after the first key); fast (512 devices, a new snapshot every 50 ms).
-Says `ready` on descriptor 3, if it has one, when the first snapshot was shown.
+MODE: plain; crash (an error in the application at the first key); fast (64 devices, a new snapshot every 10 ms).
 """
 
+import itertools
 import os
 import sys
 
@@ -12,20 +12,15 @@ from textual.events import Key
 from hexctl.tui.app import HexApp, show_app
 from hexctl.tui.terminal import wants_ascii
 from hexctl.tui.theme import choose_theme
-from runtime.api.wire import Snapshot
 from tests.tui.samples import FakeSource, sample_snapshot, wide_snapshot
 
 
-class Busy(FakeSource):
-    """A new snapshot whenever one is asked for; its seq says how many were asked for."""
+class Fast(HexApp):
+    """Draws as fast as it can."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seq = 0
-
-    async def snapshot(self, after: int, wait_s: float) -> Snapshot | None:
-        self.seq += 1
-        return wide_snapshot(512, self.seq)
+    def on_mount(self) -> None:
+        seqs = itertools.count(2)
+        self.set_interval(0.01, lambda: self.show_snapshot(wide_snapshot(64, next(seqs))))
 
 
 class Crashing(HexApp):
@@ -40,9 +35,10 @@ async def nothing() -> None:
 
 
 def main(mode: str) -> int:
-    source = Busy() if mode == "fast" else FakeSource(sample_snapshot())
-    kind = Crashing if mode == "crash" else HexApp
-    app = kind(source, "local-7f3a", choose_theme(None, os.environ), ascii=wants_ascii(os.environ))
+    kind = {"plain": HexApp, "crash": Crashing, "fast": Fast}[mode]
+    app = kind(
+        FakeSource(sample_snapshot()), "local-7f3a", choose_theme(None, os.environ), ascii=wants_ascii(os.environ)
+    )
     return show_app(app, "local-7f3a", nothing)
 
 

@@ -17,7 +17,31 @@ EVERY_KEY = sorted(
     | {"backspace", "delete"}
 )
 LEAVING = {"q", "ctrl+c", "ctrl+q"}
-ACTING = ("c", "D", "p", "R", "a", "x", "u", "r", "t", "y", "n", "space", "enter", "j", "k", "1", "3", "escape")
+ACTING = (
+    "c",
+    "c",
+    "c",
+    "j",
+    "1",
+    "escape",
+    "D",
+    "p",
+    "R",
+    "a",
+    "x",
+    "u",
+    "r",
+    "t",
+    "y",
+    "n",
+    "space",
+    "enter",
+    "j",
+    "k",
+    "1",
+    "3",
+    "escape",
+)
 
 
 async def press_at_random(keys: int, seed: int) -> FakeSource:
