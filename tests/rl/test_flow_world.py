@@ -164,15 +164,15 @@ def test_a_hanging_replica_loses_its_leases_and_what_it_says_later_is_wasted() -
     with scratch() as folder:
         world = World(folder, eta=2, limit=30, steps=3)
         slow = world.add_replica("a", step_s=0.2)
-        world.run(2.0)
-        assert slow.held
-        slow.appends += []
-        world.pause_replica("a", 30.0)
-        # It decoded something it did not flush before it hung.
+        assert world.run(20.0, until=lambda: world.now > 2.0 and len(slow.appends) > 0)
+        world.pause_replica("a", 20.0)  # it has decoded tokens that it did not flush
         world.add_replica("b", step_s=0.1)
-        status = run(world)
+        run(world)
         world.run(60.0)
         check(world, 2, 3)
+        status = world.flow.status()
+        assert status.wasted_tokens["zombie"] > 0
+        assert set(status.wasted_tokens) == {"zombie"}
         assert status.samples_by_state["DEAD_LETTER"] == 0
 
 

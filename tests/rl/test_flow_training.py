@@ -1,0 +1,237 @@
+"""Flow and its trainer, call by call: reserve, apply, publish, settle."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from planner.record import replace
+from runtime.errors import RefusedError
+from runtime.rl.ledger import audit
+from runtime.rl.rewards.items import RewardResult
+from runtime.rl.types import Applied, CheckpointMark, RunLimits, SampleId, WeightsRef
+from tests.rl.flow_desk import Desk, whole
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    made.flow.close()
+
+
+# Training
+
+
+def test_a_step_from_leases_to_metrics(desk: Desk) -> None:
+    desk.start()
+    assert desk.ask().order == "wait"
+    assert desk.ask().waits_for == "2 more complete groups"
+    assert desk.flow.status().waits == "no replica serves verified weights (version 0)"
+    desk.exchange()
+    leases = desk.exchange().leases
+    assert desk.flow.status().waits == "trainer waits for 2 more complete groups"
+    changes = desk.changes
+    desk.finish_all(leases, 0)
+    assert desk.changes > changes
+    batch = desk.ask().batch
+    assert batch is not None
+    assert [s.sample for s in batch.samples] == [SampleId(g, m) for g in (0, 1) for m in (0, 1)]
+    assert [s.reward for s in batch.samples] == [1.0, 2.0, 1.0, 2.0]
+    assert sum(s.advantage for s in batch.samples[:2]) == pytest.approx(0.0)
+    assert batch.samples[0].advantage < 0
+    assert all(s.weights == (1.0, 1.0) and s.versions == (0, 0) for s in batch.samples)
+    assert desk.ask().batch == batch, "the same until it is applied"
+    desk.train(0)
+    status = desk.flow.status()
+    assert (status.steps_done, status.trained_tokens, status.staleness_max, status.reward_mean) == (1, 8, 0, 1.5)
+    (row,) = [json.loads(line) for line in (desk.folder / "metrics.jsonl").read_text().splitlines()]
+    assert (row["step"], row["version"], row["loss"], row["trained_tokens"]) == (0, 1, 2.0, 8)
+    assert (row["trained_tokens_per_s"], row["usd_per_mtok"]) == (0.0, None), "one step is no rate yet"
+    samples = [json.loads(line) for line in (desk.folder / "samples.jsonl").read_text().splitlines()]
+    assert [(s["group"], s["member"], s["response"], s["versions"]) for s in samples] == [
+        (0, 0, "3", [[2, 0]]),
+        (0, 1, "3", [[2, 0]]),
+    ]
+    assert samples[0]["prompt"] == samples[0]["answer"] + "="
+
+
+def test_money_per_token_follows_the_rate(desk: Desk) -> None:
+    desk.start()
+    leases = desk.finish_all(desk.serve(), 0)
+    desk.flow.set_cost(1, 3.6)
+    desk.train(0)
+    desk.now += 2.0
+    desk.finish_all(leases, 0)
+    desk.train(1)
+    row = json.loads((desk.folder / "metrics.jsonl").read_text().splitlines()[1])
+    assert row["trained_tokens_per_s"] == pytest.approx(8 / 2.0)
+    assert row["usd_per_mtok"] == pytest.approx(3.6 / 3600 / 4.0 * 1e6)
+
+
+def test_applied_twice_is_applied_once_and_another_batch_is_refused(desk: Desk) -> None:
+    desk.start()
+    desk.finish_all(desk.serve(), 0)
+    batch = desk.ask().batch
+    assert batch is not None
+    word = Applied(step=0, ids_hash=batch.ids_hash, trainer_epoch=1, metrics={})
+    with pytest.raises(RefusedError, match="another batch"):
+        desk.flow.applied(replace(word, ids_hash="f" * 32))
+    with pytest.raises(RefusedError, match="not reserved"):
+        desk.flow.applied(replace(word, step=3))
+    desk.flow.applied(word)
+    desk.flow.applied(word)
+    with pytest.raises(RefusedError, match="another batch"):
+        desk.flow.applied(replace(word, ids_hash="f" * 32))
+    assert desk.flow.status().trained_tokens == 8
+    assert len((desk.folder / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_an_older_trainer_is_refused_everything(desk: Desk) -> None:
+    desk.start()
+    desk.finish_all(desk.serve(), 0)
+    batch = desk.ask().batch
+    assert batch is not None
+    desk.hello(epoch=2)
+    calls = (
+        lambda: desk.ask(1),
+        lambda: desk.hello(1),
+        lambda: desk.publish(0, epoch=1),
+        lambda: desk.flow.applied(Applied(step=0, ids_hash=batch.ids_hash, trainer_epoch=1, metrics={})),
+    )
+    for call in calls:
+        with pytest.raises(RefusedError, match="newer trainer"):
+            call()
+    assert desk.ask(2).batch == batch, "the new one runs the same samples"
+    desk.reopen()
+    with pytest.raises(RefusedError, match="newer trainer"):
+        desk.ask(1)
+    assert desk.flow.status().trainer_epoch == 2
+
+
+def test_only_the_weights_after_the_last_applied_step_are_published_once(desk: Desk) -> None:
+    desk.start()
+    desk.publish(0)
+    for version in (1, 5):
+        with pytest.raises(RefusedError, match="not the weights after"):
+            desk.publish(version)
+    with pytest.raises(RefusedError, match="another hash"):
+        desk.publish(0, digest="other")
+    with pytest.raises(RefusedError, match="not the weights after"):
+        desk.publish(0, lineage=1)
+
+
+@pytest.mark.parametrize("lost", ["before the checkpoint", "before APPLIED", "before the publication"])
+def test_a_trainer_that_dies_within_a_step_settles_it_at_its_next_hello(desk: Desk, lost: str) -> None:
+    desk.start()
+    desk.finish_all(desk.serve(), 0)
+    batch = desk.ask().batch
+    assert batch is not None
+    marks = () if lost == "before the checkpoint" else (CheckpointMark(step=0, ids_hash=batch.ids_hash),)
+    if lost == "before the publication":
+        desk.flow.applied(Applied(step=0, ids_hash=batch.ids_hash, trainer_epoch=1, metrics={}))
+    welcome = desk.hello(2, marks)
+    assert welcome.load_step == (0 if marks else None)
+    assert (welcome.lineage, welcome.published) == (0, WeightsRef(lineage=0, version=0, path="w0", digest="d0.0"))
+    assert desk.flow.status().steps_done == len(marks)
+    if not marks:
+        assert desk.ask(2).batch == batch
+    rows = (desk.folder / "metrics.jsonl").read_text().splitlines() if marks else []
+    assert len(rows) == len(marks)
+    assert audit(desk.folder / "ledger.db").faults == ()
+
+
+def test_a_checkpoint_of_other_samples_does_not_settle_a_step(desk: Desk) -> None:
+    desk.start()
+    desk.finish_all(desk.serve(), 0)
+    batch = desk.ask().batch
+    welcome = desk.hello(2, (CheckpointMark(step=0, ids_hash="0" * 32),))
+    assert (welcome.load_step, welcome.lineage) == (None, 0)
+    assert desk.ask(2).batch == batch
+
+
+def test_checkpoints_ahead_of_the_ledger_are_left_behind_in_another_lineage(desk: Desk) -> None:
+    desk.start()
+    held = desk.finish_all(desk.serve(), 0)
+    batch = desk.ask().batch
+    assert batch is not None
+    desk.train(0)
+    marks = (CheckpointMark(step=0, ids_hash=batch.ids_hash), CheckpointMark(step=9, ids_hash="0" * 32))
+    welcome = desk.hello(2, marks)
+    assert (welcome.load_step, welcome.load_lineage, welcome.lineage, welcome.published) == (0, 0, 1, None)
+    stale = desk.exchange(appends=tuple(whole(x, 0) for x in held))
+    assert stale.leases == (), "weights of the old lineage are not routable"
+    assert desk.flow.status().wasted_tokens == {}, "but what they made is good"
+    desk.publish(1, epoch=2, lineage=1)
+    assert desk.exchange().weights == WeightsRef(lineage=1, version=1, path="w1", digest="d1.1")
+    assert desk.exchange().leases != ()
+
+
+def test_quiesce_and_stop_come_at_a_step_boundary(desk: Desk) -> None:
+    desk.start()
+    desk.finish_all(desk.serve(), 0)
+    batch = desk.ask().batch
+    desk.flow.set_trainer_order(1, 1, "quiesce")
+    assert desk.ask().order == "quiesce"
+    assert desk.flow.status().trainer_state == "quiesced"
+    desk.flow.set_trainer_order(1, 1, "train")
+    assert desk.ask().batch == batch
+    desk.flow.set_trainer_order(1, 1, "stop")
+    assert desk.ask().order == "stop"
+    desk.hello(2)
+    assert desk.ask(2).batch == batch, "the order was for the trainer before"
+    desk.flow.forget_trainer(1, 2)
+    assert desk.flow.status().trainer_state == "absent"
+    assert desk.flow.status().waits == "no trainer"
+
+
+def test_the_step_limit_ends_the_run_when_the_last_weights_are_out(desk: Desk) -> None:
+    desk.start()
+    desk.flow.set_limits(1, RunLimits(steps=1))
+    leases = desk.serve()
+    assert {x.sample.group for x in leases} == {0, 1}, "nothing is begun that will not be trained"
+    desk.finish_all(leases, 0)
+    batch = desk.ask().batch
+    assert batch is not None
+    desk.flow.applied(Applied(step=0, ids_hash=batch.ids_hash, trainer_epoch=1, metrics={}))
+    assert not desk.flow.status().finished
+    desk.publish(1)
+    assert desk.flow.status().finished
+    assert desk.ask().order == "stop"
+
+
+def test_a_late_or_second_reward_changes_nothing(desk: Desk) -> None:
+    desk.start()
+    lease = desk.serve()[0]
+    desk.exchange(appends=(whole(lease, 0),))
+    (item,) = desk.items
+    desk.flow.rewarded([RewardResult(sample=item.sample, reward=0.25)])
+    desk.flow.rewarded(
+        [RewardResult(sample=item.sample, reward=0.75), RewardResult(sample=SampleId(77, 0), reward=1.0)]
+    )
+    assert desk.flow._state.ledger.book.samples[item.sample].reward == 0.25
+
+
+def test_a_verifier_error_counts_and_gives_zero(desk: Desk) -> None:
+    desk.start()
+    lease = desk.serve()[0]
+    desk.exchange(appends=(whole(lease, 0),))
+    desk.flow.rewarded([RewardResult(sample=lease.sample, reward=0.0, error="timeout")])
+    assert desk.flow._state.ledger.book.counters["reward_errors"] == 1
+    assert desk.flow._state.ledger.book.samples[lease.sample].reward == 0.0
+
+
+def test_unrewarded_samples_are_verified_again_after_a_restart_and_lost_lines_are_written(desk: Desk) -> None:
+    desk.start()
+    leases = desk.finish_all(desk.serve(), 0)
+    desk.train(0)
+    desk.exchange(appends=(whole(leases[0], 0),))
+    waiting = [i.sample for i in desk.items]
+    assert waiting
+    (desk.folder / "metrics.jsonl").unlink()  # as if flow had died before it wrote the line
+    desk.items = []
+    desk.reopen()
+    assert [i.sample for i in desk.items] == waiting
+    (row,) = [json.loads(line) for line in (desk.folder / "metrics.jsonl").read_text().splitlines()]
+    assert (row["step"], row["loss"], row["trained_tokens"]) == (0, 2.0, 8)
