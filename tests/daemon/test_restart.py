@@ -1,6 +1,7 @@
 """A daemon that dies right after any event it recorded, and its successor: the same end (I11), with nothing done twice."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from simworld import TICK_S, SimWorld
@@ -13,15 +14,15 @@ from runtime.store.events import EventStore, open_store
 
 BEGAN_S = 1000.0
 FAULTS = (
-    UnitDies(at_s=BEGAN_S + 12, device="d1"),
-    DeviceLeaves(at_s=BEGAN_S + 45, device="d3"),
+    UnitDies(at_s=BEGAN_S + 10, device="d1"),
+    DeviceLeaves(at_s=BEGAN_S + 28, device="d3"),
 )
 COMMANDS: tuple[tuple[float, dict[str, str]], ...] = (
     (6.0, {"name": "cordon", "device": "d2"}),
-    (22.0, {"name": "pin", "device": "d1", "role": "train"}),
-    (60.0, {"name": "uncordon", "device": "d2"}),
+    (16.0, {"name": "pin", "device": "d1", "role": "train"}),
+    (36.0, {"name": "uncordon", "device": "d2"}),
 )
-LASTS_S = 80.0
+LASTS_S = 48.0
 
 
 class Crash(Exception):
@@ -32,7 +33,7 @@ class FragileStore(EventStore):
     """Memory that outlives the daemon, which dies as soon as `deadly` events are in it."""
 
     def __init__(self, deadly: int | None) -> None:
-        inner = open_store_in_memory()
+        inner = open_store(Path(":memory:"))
         super().__init__(inner.path, inner._db)
         self.deadly = deadly
 
@@ -45,12 +46,6 @@ class FragileStore(EventStore):
                 self.deadly = None
                 raise Crash
         return stored
-
-
-def open_store_in_memory() -> EventStore:
-    from pathlib import Path
-
-    return open_store(Path(":memory:"))
 
 
 def play(deadly: int | None) -> SimWorld:
