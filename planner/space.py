@@ -47,15 +47,20 @@ def role_limits(overrides: tuple[Override, ...]) -> Mapping[str, str]:
 
 
 def device_classes(problem: Problem) -> tuple[DeviceClass, ...]:
-    """The usable devices by (machine, kind), in the cluster's order."""
+    """The usable devices by (machine, kind): kind by kind, larger classes first, machines that look alike together.
+
+    The order depends on names of kinds and regions only, so that relabelled problems get the same plan.
+    """
     limits = role_limits(problem.overrides)
     found: dict[Place, dict[str, list[Device]]] = {}
+    machines: dict[str, list[tuple[str, str]]] = {}
     for d in problem.cluster.devices:
         role = limits.get(d.id, "free")
         if role != "idle":
             place = Place(node=d.node, kind=d.kind, region=d.region)
             found.setdefault(place, {}).setdefault(role, []).append(d)
-    return tuple(
+            machines.setdefault(d.node, []).append((d.kind, role))
+    classes = [
         DeviceClass(
             place=place,
             free=tuple(d.id for d in roles.get("free", ())),
@@ -63,6 +68,9 @@ def device_classes(problem: Problem) -> tuple[DeviceClass, ...]:
             must_roll=tuple(d.id for d in roles.get("rollout", ())),
         )
         for place, roles in found.items()
+    ]
+    return tuple(
+        sorted(classes, key=lambda c: (c.place.kind, c.place.region, -c.size, sorted(machines[c.place.node])))
     )
 
 

@@ -111,7 +111,11 @@ def solve_period(
     """
 
     def choice(period_s: float) -> tuple[Offer | None, ...]:
-        return tuple(rules.best(g.offers, period_s, train_s) for g in groups)
+        found = (rules.best(g.offers, period_s, train_s) for g in groups)
+        return tuple(
+            o if o is None or g.mandatory or rules.given_tokens(o, period_s, train_s) > 0 else None
+            for o, g in zip(found, groups, strict=True)
+        )
 
     def work(period_s: float) -> float:
         return sum(
