@@ -32,7 +32,10 @@ def command_line() -> str:
         arguments = [p for p in command.params if isinstance(p, click.Argument)]
         if arguments or table:
             lines.append("\n| option | meaning |\n|---|---|\n")
-            lines += [f"| `{a.make_metavar(click.Context(command))}` | argument{'' if a.required else ', optional'} |\n" for a in arguments]
+            lines += [
+                f"| `{a.make_metavar(click.Context(command))}` | argument{'' if a.required else ', optional'} |\n"
+                for a in arguments
+            ]
             lines += [f"| `{_cell(name)}` | {_cell(text)} |\n" for name, text in table]
     return "".join(lines)
 
@@ -60,17 +63,25 @@ def configuration() -> str:
 
     lines = [
         HEADER,
-        "# Configuration\n\nSource: `runtime/config/schema.py`. Unknown keys are errors. Amounts may be written with a unit: `\"80 GB\"`, "
+        '# Configuration\n\nSource: `runtime/config/schema.py`. Unknown keys are errors. Amounts may be written with a unit: `"80 GB"`, '
         '`"400 Gbit/s"`, `"989 TFLOP/s"`, `"5m"`. Paths are relative to the file.\n',
     ]
 
     def section(title: str, model: type[BaseModel]) -> None:
         lines.append(f"\n## {title}\n\n| key | type | default | meaning |\n|---|---|---|---|\n")
         for name, field in model.model_fields.items():
-            default = "required" if field.is_required() else repr(field.default) if field.default is not PydanticUndefined else "{}"
+            default = (
+                "required"
+                if field.is_required()
+                else repr(field.default)
+                if field.default is not PydanticUndefined
+                else "{}"
+            )
             if isinstance(field.default, Path):
                 default = repr(str(field.default))
-            lines.append(f"| `{name}` | {_cell(_type_name(field.annotation))} | `{_cell(default)}` | {_cell(field.description or '')} |\n")
+            lines.append(
+                f"| `{name}` | {_cell(_type_name(field.annotation))} | `{_cell(default)}` | {_cell(field.description or '')} |\n"
+            )
 
     nested: list[tuple[str, type[BaseModel]]] = []
     for name, field in Config.model_fields.items():
@@ -96,21 +107,35 @@ def _type_name(annotation: Any) -> str:
         return " or ".join(f'"{a}"' for a in typing.get_args(annotation))
     if isinstance(annotation, type):
         return annotation.__name__
-    return str(annotation).replace("typing.", "").replace("runtime.config.schema.", "").replace("pathlib._local.", "").replace("pathlib.", "")
+    return (
+        str(annotation)
+        .replace("typing.", "")
+        .replace("runtime.config.schema.", "")
+        .replace("pathlib._local.", "")
+        .replace("pathlib.", "")
+    )
 
 
 def keys() -> str:
     """The console's keys, from its registry."""
     from hexctl.tui.keys import keys_markdown
 
-    return HEADER + "# Keys\n\nSource: `hexctl/tui/keys.py`. Help, footer and this table come from one registry.\n\n" + keys_markdown() + "\n"
+    return (
+        HEADER
+        + "# Keys\n\nSource: `hexctl/tui/keys.py`. Help, footer and this table come from one registry.\n\n"
+        + keys_markdown()
+        + "\n"
+    )
 
 
 def wire() -> str:
     """The control API's records, field by field."""
     import runtime.api.wire as module
 
-    lines = [HEADER, f"# Control API, schema version {module.SCHEMA_VERSION}\n\nSource: `runtime/api/wire.py`. JSON over a unix socket (0600).\n"]
+    lines = [
+        HEADER,
+        f"# Control API, schema version {module.SCHEMA_VERSION}\n\nSource: `runtime/api/wire.py`. JSON over a unix socket (0600).\n",
+    ]
     lines.append(
         "\n| request | answer |\n|---|---|\n| `GET /v1/snapshot?after=SEQ&wait_s=10` | `Snapshot`, or 204 when nothing is newer |\n"
         "| `GET /v1/events?after=SEQ&limit=N` | list of `EventRow` |\n| `POST /v1/commands` with a `Command` | `CommandResult` |\n"

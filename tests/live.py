@@ -137,29 +137,27 @@ def pids(s: Snapshot) -> dict[str, int]:
     return {d.replica: d.pid for d in s.devices if d.replica is not None and d.pid is not None}
 
 
-def trained_and_masked(ledger: Path, eta: int) -> tuple[int, int]:
-    """From the raw journal, not from flow's own figures: tokens of applied samples at most, and more than, `eta` steps old."""
-    query = """SELECT TOTAL(LENGTH(g.tokens) / 4 * (s.step - g.version <= ?)), TOTAL(LENGTH(g.tokens) / 4 * (s.step - g.version > ?))
-               FROM samples s JOIN segments g USING (grp, member) WHERE s.state = 'APPLIED'"""
-    row = _row(ledger, query, (eta, eta))
-    return int(row[0]), int(row[1])
+def journal_disagreements(ledger: Path, eta: int) -> list[Any]:
+    """Applied samples whose trained and masked tokens are not what the raw journal says, where its tokens are still kept:
+    trained are those at most `eta` steps old, the rest is masked. Not empty samples are looked at, or the test is blind."""
+    query = """SELECT s.grp, s.member, s.trained, s.masked,
+                      SUM(LENGTH(g.tokens) / 4 * (s.step - g.version <= :eta)) young,
+                      SUM(LENGTH(g.tokens) / 4 * (s.step - g.version > :eta)) old
+               FROM samples s JOIN segments g USING (grp, member) WHERE s.state = 'APPLIED' GROUP BY s.grp, s.member"""
+    rows = _rows(ledger, query, {"eta": eta})
+    assert rows, "the journal keeps no applied sample"
+    return [r for r in rows if (r[2], r[3]) != (r[4], r[5])]
 
 
 def resumed_samples(ledger: Path) -> int:
-    """Samples whose tokens were appended under two leases: they went on from a prefix that was not empty."""
-    return int(
-        _row(
-            ledger,
-            "SELECT COUNT(*) FROM (SELECT 1 FROM segments GROUP BY grp, member HAVING COUNT(DISTINCT epoch) > 1)",
-        )[0]
-    )
+    """Samples that were leased again with tokens in hand: they went on from a prefix that was not empty."""
+    return int(_rows(ledger, "SELECT COUNT(*) FROM samples WHERE epoch > 1 AND lease_length > 0")[0][0])
 
 
-def _row(ledger: Path, query: str, arguments: tuple[int, ...] = ()) -> tuple[Any, ...]:
+def _rows(ledger: Path, query: str, arguments: Mapping[str, int] | None = None) -> list[Any]:
     connection = sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)
     try:
-        found: tuple[Any, ...] = connection.execute(query, arguments).fetchone()
-        return found
+        return connection.execute(query, arguments or {}).fetchall()
     finally:
         connection.close()
 

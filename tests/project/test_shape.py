@@ -37,7 +37,11 @@ def test_nothing_in_the_product_knows_the_machine_it_was_made_on() -> None:
     bad = []
     for name in tracked:
         path = ROOT / name
-        if path.suffix in {".py", ".md", ".toml", ".json", ".yaml", ".txt", ""} and path.is_file() and places.search(path.read_text(errors="ignore")):
+        if (
+            path.suffix in {".py", ".md", ".toml", ".json", ".yaml", ".txt", ""}
+            and path.is_file()
+            and places.search(path.read_text(errors="ignore"))
+        ):
             bad.append(name)
     assert bad == []
 
