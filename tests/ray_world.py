@@ -17,9 +17,9 @@ from planner.cluster import Cluster, Device, DeviceKind, Link
 from runtime.backends.ray import cluster as ray_cluster
 from runtime.backends.ray import names
 from runtime.backends.ray.actors.identity import Parts
-from runtime.backends.ray.backend import RayBackend
 from runtime.backends.ray.cluster import RayHead
 from runtime.backends.ray.open import open_backend
+from runtime.backends.ray.revive import RevivingBackend
 from runtime.config.schema import Config
 from runtime.paths import RunPaths
 from runtime.rl.types import RunLimits
@@ -89,7 +89,7 @@ class RayWorld:
         parts: Parts | None = None,
         daemon_epoch: int = 1,
         limits: RunLimits | None = None,
-    ) -> RayBackend:
+    ) -> RevivingBackend:
         """A backend on this cluster. Close or finish it before the next is opened: a process holds one connection."""
         os.environ.update(self._client())
         return open_backend(config, run.paths, run, cluster, daemon_epoch, limits or RunLimits(), parts=parts)

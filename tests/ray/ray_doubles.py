@@ -100,6 +100,8 @@ class FlowDouble:
         self._save()
 
     def status(self) -> FlowStatus:
+        known = [k.split("/") for k in self._state["tokens"]]
+        rows = [self._rows.get((r, int(e)), ExchangeRequest(replica=r, epoch=int(e), seq=0)) for r, e in known]
         told = {"quiesce": "quiesced", "stop": "absent"}.get(self._state["trainer_order"], "waiting")
         state = "absent" if self._trainer is None else told
         return FlowStatus(
@@ -126,7 +128,7 @@ class FlowDouble:
             trainer_wait_share=0.0,
             admission_wait_share=0.0,
             waits="",
-            replicas=tuple(self._row(r) for r in self._rows.values()),
+            replicas=tuple(self._row(r) for r in rows),
             trainer_epoch=self._trainer,
             trainer_state=state,
             trainer_age_s=0.0,

@@ -15,8 +15,8 @@ from ray_world import RayWorld, paced_cluster
 from planner.record import replace
 from runtime.backends.ray.actors.identity import Parts
 from runtime.backends.ray.actors.marks import read_mark
-from runtime.backends.ray.backend import RayBackend
 from runtime.backends.ray.procs import group_members
+from runtime.backends.ray.revive import RevivingBackend
 from runtime.config.schema import Config, ModelSection
 from runtime.core.action import (
     DrainReplica,
@@ -40,7 +40,7 @@ PARTS = Parts(
 )
 
 
-def until(backend: RayBackend, wanted: Callable[[Observation], bool], deadline_s: float = 30.0) -> Observation:
+def until(backend: RevivingBackend, wanted: Callable[[Observation], bool], deadline_s: float = 30.0) -> Observation:
     """The first observation that is as wanted."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
@@ -57,7 +57,7 @@ def phase(seen: Observation, replica: str) -> str:
 
 
 @pytest.fixture
-def backend(ray_world: RayWorld) -> Iterator[RayBackend]:
+def backend(ray_world: RayWorld) -> Iterator[RevivingBackend]:
     run, _ = ray_world.new_run()
     opened = ray_world.open(CONFIG, run, cluster=CLUSTER, parts=PARTS)
     yield opened
@@ -65,7 +65,7 @@ def backend(ray_world: RayWorld) -> Iterator[RayBackend]:
 
 
 @pytest.mark.kill
-def test_a_fleet_from_start_to_stop(backend: RayBackend) -> None:
+def test_a_fleet_from_start_to_stop(backend: RevivingBackend) -> None:
     """Start two replicas and a trainer, kill one replica, clear its body, drain the other, move the trainer."""
     for step in (
         StartReplica(replica="r0", epoch=1, devices=("dev0",)),
@@ -109,7 +109,7 @@ def test_a_fleet_from_start_to_stop(backend: RayBackend) -> None:
     until(backend, lambda o: not o.trainers and not o.replicas)
 
 
-def test_a_device_that_is_taken_is_named(backend: RayBackend) -> None:
+def test_a_device_that_is_taken_is_named(backend: RevivingBackend) -> None:
     """A start on a device that another body holds fails with the holder's name, and its body can be cleared."""
     backend.apply(StartReplica(replica="first", epoch=1, devices=("dev0",)))
     until(backend, lambda o: phase(o, "first") == "serving")
@@ -132,22 +132,6 @@ def test_a_loop_that_fails_is_dead_in_words(ray_world: RayWorld) -> None:
         assert "Traceback" in (paths.logs / "replica-r0-1.log").read_text()
     finally:
         backend.finish(10.0)
-
-
-@pytest.mark.kill
-def test_flow_comes_back_with_what_it_knew(backend: RayBackend) -> None:
-    """Kill -9 flow: Ray restarts it, it goes on from its file, the replica goes on with it."""
-    backend.apply(StartReplica(replica="r0", epoch=1, devices=("dev0",)))
-    before = until(backend, lambda o: phase(o, "r0") == "serving" and o.flow_pid is not None)
-    assert before.flow is not None
-    assert before.flow_pid is not None
-    os.kill(before.flow_pid, signal.SIGKILL)
-    after = until(
-        backend, lambda o: o.flow_pid not in (None, before.flow_pid) and phase(o, "r0") == "serving" and bool(o.flow)
-    )
-    assert after.flow is not None
-    assert after.flow.generated_tokens >= before.flow.generated_tokens
-    assert after.replicas[0].pid == before.replicas[0].pid
 
 
 def driver(run: RunInfo, env: dict[str, str], script: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from test_backend import phase, until
 
 from hexctl.data import data_folder
 from runtime.backends.ray.actors.marks import read_mark
-from runtime.backends.ray.backend import RayBackend
+from runtime.backends.ray.revive import RevivingBackend
 from runtime.config.load import load_config
 from runtime.config.schema import Config
 from runtime.core.action import StartReplica, StartTrainer, StopReplica
@@ -32,7 +32,7 @@ def small() -> Config:
 
 
 @pytest.fixture
-def backend(ray_world: RayWorld) -> Iterator[RayBackend]:
+def backend(ray_world: RayWorld) -> Iterator[RevivingBackend]:
     run, paths = ray_world.new_run("small")
     for folder in (paths.checkpoints, paths.weights):
         folder.mkdir()
@@ -47,7 +47,7 @@ def whole(flow: FlowStatus) -> bool:
     return flow.generated_tokens == settled
 
 
-def after(backend: RayBackend, steps: int, deadline_s: float = 60.0) -> FlowStatus:
+def after(backend: RevivingBackend, steps: int, deadline_s: float = 60.0) -> FlowStatus:
     """Flow after at least so many optimiser steps."""
 
     def wanted(o: Observation) -> bool:
@@ -61,7 +61,7 @@ def after(backend: RayBackend, steps: int, deadline_s: float = 60.0) -> FlowStat
     return flow
 
 
-def test_a_run_survives_the_death_of_each_part(backend: RayBackend, ray_world: RayWorld) -> None:
+def test_a_run_survives_the_death_of_each_part(backend: RevivingBackend, ray_world: RayWorld) -> None:
     """Steps go on after kill -9 of a replica, of flow and of the verifiers; nothing is lost, nothing is counted twice."""
     backend.apply(StartTrainer(trainer="t", epoch=1, devices=("dev0",)))
     backend.apply(StartReplica(replica="r0", epoch=2, devices=("dev1",)))

@@ -38,8 +38,11 @@ class RayBackend:
         self._told_limits: int | None = None
 
     def start(self, deadline_s: float) -> None:
-        """Wait until flow and rewards are built, then begin to observe. Raises what kept them from it."""
+        """Wait until flow and rewards are built, settle replicas that left no body, begin to observe.
+
+        Raises what kept them from being built."""
         self._observer.wait_ready(deadline_s)
+        self._executor.settle_lost()
         self._observer.start()
         self._watch({})
 

@@ -177,8 +177,10 @@ def connect(address: str, run_namespace: str, *, token: Path | None, deadline_s:
         os.environ.update(environment.client_env(token))
     import ray
 
-    if token is not None:
-        _reload_token()
+    _reload_token()
+    if address.startswith("127."):
+        # Ray replaces a loopback address by the host's own unless this was in the environment when it was first imported.
+        importlib.import_module("ray._private.ray_constants").ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]
     _quiet(ray)
     failure: list[BaseException] = []
 
@@ -210,9 +212,7 @@ def connect(address: str, run_namespace: str, *, token: Path | None, deadline_s:
 
 def disconnect() -> None:
     """End this process's connection; detached actors live on."""
-    import ray
-
-    if ray.is_initialized():
+    if (ray := sys.modules.get("ray")) is not None and ray.is_initialized():
         ray.shutdown()
 
 

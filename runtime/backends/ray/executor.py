@@ -15,7 +15,7 @@ from runtime.backends.ray import names
 from runtime.backends.ray.actors.host import in_words
 from runtime.backends.ray.calls import call
 from runtime.backends.ray.names import BodyName
-from runtime.backends.ray.placement import ensure_group, remove_group
+from runtime.backends.ray.placement import ensure_group, groups, remove_group
 from runtime.backends.ray.stopping import decoded_tokens, end_actor, forget_counter
 from runtime.backends.ray.world import World, start_body
 from runtime.core.action import (
@@ -90,6 +90,16 @@ class Executor:
                 logger.warning("flow.%s: %s", method, in_words(e))
 
         threading.Thread(target=ask, name=f"tell-{method}", daemon=True).start()
+
+    def settle_lost(self) -> None:
+        """Tell flow of replicas it waits for that have no body any more: Ray ended with them, and nobody stopped them."""
+        bodies = {g.body for g in groups(self._world)}
+        for row in self._ask("status").replicas:
+            body = BodyName(role="replica", id=row.replica, epoch=row.epoch)
+            if body not in bodies:
+                tokens = decoded_tokens(self._world.paths, body)
+                self._ask("forget_replica", self._world.daemon_epoch, body.id, body.epoch, tokens)
+                forget_counter(self._world.paths, body)
 
     def busy(self) -> bool:
         """Whether any step is under way."""

@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Mapping
+from pathlib import Path
 
 from planner.cluster import Cluster
 from planner.record import replace
@@ -12,12 +14,13 @@ from runtime.backends.ray.backend import RayBackend
 from runtime.backends.ray.cluster import RayHead
 from runtime.backends.ray.locks import claim
 from runtime.backends.ray.placement import groups
+from runtime.backends.ray.revive import RevivingBackend
 from runtime.backends.ray.world import World, is_gpu
 from runtime.config.schema import Config
 from runtime.errors import RunError
 from runtime.paths import RunPaths
 from runtime.rl.types import RunLimits
-from runtime.runs import ProcessMark, RunInfo, write_run
+from runtime.runs import ProcessMark, RunInfo, read_run, write_run
 from runtime.telemetry.client import TelemetryAgent
 
 logger = logging.getLogger(__name__)
@@ -34,38 +37,45 @@ def open_backend(  # noqa: PLR0917 - the seam between daemon and backend, in the
     limits: RunLimits,
     *,
     parts: Parts | None = None,
-    extra_env: dict[str, str] | None = None,
-) -> RayBackend:
+    extra_env: Mapping[str, str] | None = None,
+) -> RevivingBackend:
     """A backend that observes and acts. Takes about 5 s when Ray must start, under 1 s when it runs.
 
-    `run` is written to `run.json` with Ray's address and processes as soon as they are known; the result's `.run` has them.
-    Errors: DeadlineError when Ray does not come up, FleetError when a GPU belongs to another run, RunError otherwise.
+    `run.json` gets Ray's address and processes as soon as they are known; the result's `.run` has them.
+    Errors: DeadlineError when Ray does not come up, FleetError when a GPU belongs to another run, whatever kept flow or the
+    verifiers from being built (ConfigError, LedgerError), RunError otherwise.
     """
-    head, run = _head(paths, run, cluster, extra_env or {})
-    gpus = tuple(d.id for d in cluster.devices if is_gpu(d.id))
-    if gpus:
-        claim(gpus, run.id, head.processes)
-    token = paths.ray_token if head.owned else None
-    try:
-        ray = ray_cluster.connect(head.address, names.namespace(run.id), token=token)
-    except RunError:
-        if head.owned and head.start_s is not None:
-            ray_cluster.stop_head(head.processes)
-        raise
-    world = World(
-        ray=ray,
-        run_id=run.id,
-        hexctl_version=run.hexctl_version,
-        daemon_epoch=daemon_epoch,
-        config=config,
-        paths=paths,
-        cluster=cluster,
-        limits=limits,
-        parts=parts or Parts(),
-        import_path=_import_path(run),
-    )
-    telemetry = TelemetryAgent(*(() if gpus else ("--no-gpus",)))
-    backend = RayBackend(world, run, head, telemetry)
+
+    def attach(run: RunInfo) -> RayBackend:
+        head, run = _head(paths, run, cluster, extra_env or {})
+        gpus = tuple(d.id for d in cluster.devices if is_gpu(d.id))
+        try:
+            if gpus:
+                claim(gpus, run.id, head.processes)
+            token = paths.ray_token if head.owned else None
+            ray = ray_cluster.connect(head.address, names.namespace(run.id), token=token)
+        except RunError:
+            if head.owned and head.start_s is not None:
+                ray_cluster.stop_head(head.processes)
+            raise
+        world = World(
+            ray=ray,
+            run_id=run.id,
+            hexctl_version=run.hexctl_version,
+            daemon_epoch=daemon_epoch,
+            config=config,
+            paths=paths,
+            cluster=cluster,
+            limits=limits,
+            parts=parts or Parts(),
+            import_path=_import_path(run),
+        )
+        return _started(RayBackend(world, run, head, TelemetryAgent(*(() if gpus else ("--no-gpus",)))), world)
+
+    return RevivingBackend(attach(run), attach)
+
+
+def _started(backend: RayBackend, world: World) -> RayBackend:
     try:
         backend.start(READY_S)
     except BaseException:
@@ -81,7 +91,7 @@ def _import_path(run: RunInfo) -> tuple[str, ...]:
     return tuple(dict.fromkeys(p for p in (beside, os.getcwd()) if p))
 
 
-def _head(paths: RunPaths, run: RunInfo, cluster: Cluster, extra_env: dict[str, str]) -> tuple[RayHead, RunInfo]:
+def _head(paths: RunPaths, run: RunInfo, cluster: Cluster, extra_env: Mapping[str, str]) -> tuple[RayHead, RunInfo]:
     """The run's Ray: the one it had, the one it is told to join, or a new one."""
     if run.ray_address is not None:
         head = RayHead(address=run.ray_address, owned=run.ray_owned, processes=run.ray_processes)
@@ -96,7 +106,7 @@ def _head(paths: RunPaths, run: RunInfo, cluster: Cluster, extra_env: dict[str, 
         return head, _record(run, head.address, (), owned=False)
 
     def started(processes: tuple[ProcessMark, ...]) -> None:
-        write_run(replace(run, ray_address=None, ray_owned=True, ray_processes=processes))
+        _record(run, None, processes, owned=True)
 
     head = ray_cluster.start_head(
         paths,
@@ -110,7 +120,8 @@ def _head(paths: RunPaths, run: RunInfo, cluster: Cluster, extra_env: dict[str, 
     return head, _record(run, head.address, head.processes, owned=True)
 
 
-def _record(run: RunInfo, address: str, processes: tuple[ProcessMark, ...], *, owned: bool) -> RunInfo:
-    run = replace(run, ray_address=address, ray_owned=owned, ray_processes=processes)
-    write_run(run)
-    return run
+def _record(run: RunInfo, address: str | None, processes: tuple[ProcessMark, ...], *, owned: bool) -> RunInfo:
+    """Into `run.json` as it is now: the daemon writes other fields of it."""
+    now = replace(read_run(Path(run.folder)), ray_address=address, ray_owned=owned, ray_processes=processes)
+    write_run(now)
+    return now
