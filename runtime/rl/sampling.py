@@ -21,7 +21,7 @@ _MASK = (1 << 64) - 1
 
 
 def noise(seed: int, group: ArrayLike, member: ArrayLike, position: ArrayLike) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1) for coordinates that broadcast against each other (whole numbers from 0)."""
+    """Uniform numbers in [0, 1) for coordinates that broadcast against each other: whole numbers, taken modulo 2^64."""
     h = np.atleast_1d(np.asarray(seed & _MASK, dtype=np.uint64))  # an array: scalars would warn about wrapping
     h = _mix(h + _GAMMA)
     for coordinate in (group, member, position):
