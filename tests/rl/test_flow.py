@@ -16,7 +16,7 @@ from runtime.rl.flow import open_flow
 from runtime.rl.ledger import audit
 from runtime.rl.tokenizer import CharTokenizer
 from runtime.rl.types import Lease, RunLimits
-from tests.rl.flow_desk import SLOTS, Desk, piece, whole
+from tests.rl.flow_desk import EOS, SLOTS, Desk, piece, whole
 
 
 @pytest.fixture
@@ -98,6 +98,23 @@ def test_evaluation_takes_a_small_share_and_is_dropped_at_the_end(tmp_path: Path
     desk.exchange(released=tuple(sorted(desk.flow._state.held(desk.flow._state.replicas.get("a", 1)))))  # type: ignore[arg-type]
     desk.ask()
     assert desk.flow.status().finished
+
+
+def test_a_probe_of_a_lost_replica_goes_on_at_once_from_its_tokens(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, eval_every_steps=1, eval_prompts=1)
+    desk.start()
+    held = desk.finish_all(desk.serve(), 0)
+    desk.train(0)
+    desk.exchange(appends=tuple(whole(x, 0) for x in held))
+    (probe,) = [x for x in desk.serve() if x.sample.group < 0]
+    desk.exchange(appends=(piece(probe, [5], 1),))
+    desk.flow.forget_replica(1, "a", 1, 0)
+    (again,) = [x for x in desk.serve("b") if x.sample.group < 0]
+    assert (again.sample, again.tokens) == (probe.sample, (5,))
+    desk.exchange("b", appends=(piece(again, [6, EOS], 1, finished="eos"),))
+    desk.answer(0.5)
+    (row,) = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert (row["step"], row["reward_mean"], row["n"], row["versions"]) == (1, 0.5, 1, [1, 1])
 
 
 def test_a_probe_that_gets_no_token_is_leased_again(tmp_path: Path) -> None:
