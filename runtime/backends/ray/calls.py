@@ -28,11 +28,10 @@ def why_dead(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     cause = next((line for line in lines if "exit detail" in line or "exit type" in line), lines[0] if lines else "")
     for known, words in (
-        ("OOM", "killed for want of memory or by a signal"),
         ("INTENDED", "ended by request"),
         ("connection error code 2", "its process ended without notice (a signal or a crash)"),
     ):
-        if known in cause and known != "OOM":
+        if known in cause:
             return words
     creation = next((line for line in lines if "Error" in line and "creation" not in line), "")
     return (creation or cause)[:300]
