@@ -58,6 +58,7 @@ def _unanswered(state: ClusterState, need_rev: int) -> Need | None:
 
 
 def _daemon_started(state: ClusterState, e: ev.DaemonStarted, at_s: float) -> ClusterState:
+    # Whoever starts a daemon wants the run to go on: that is newer than an end that was asked for and not reached.
     state = replace(state, daemon_epoch=e.epoch, ending="", ended="")
     if not e.adopted:  # a run that ended and starts again: nothing of it stands, and the fleet may be another
         state = replace(state, milestones=(), plan=None, proposal=None, reached_rev=None, blocked="", flow_silent=None)

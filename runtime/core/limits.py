@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from planner.record import record
+from planner.record import record, replace
 
 
 @record
@@ -26,6 +26,21 @@ class Limits:
     drain_s: float = 120.0  # an ordered drain that does not end
     flow_silent_s: float = 5.0
     rate_tau_s: float = 5.0  # time constant of smoothed rates
+
+
+# A pretrained model on a CPU without pacing takes minutes for what a GPU does in a moment: a weight update with all caches
+# recomputed, one trainer step. Silence counts later there.
+CPU_LIMITS = Limits(
+    exchange_s=300.0, progress_s=600.0, start_s=900.0, trainer_silent_s=3600.0, drain_s=600.0, unknown_s=300.0
+)
+STEPS_OF_SILENCE = 20.0  # a trainer may be silent for that many predicted steps
+
+
+def stretched(limits: Limits, train_s: float | None) -> Limits:
+    """The limits for a trainer whose step is predicted to take `train_s` seconds."""
+    if train_s is None or STEPS_OF_SILENCE * train_s <= limits.trainer_silent_s:
+        return limits
+    return replace(limits, trainer_silent_s=STEPS_OF_SILENCE * train_s)
 
 
 @record

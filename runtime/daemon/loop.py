@@ -23,7 +23,7 @@ from runtime.core.actual import bodies
 from runtime.core.belief import believe
 from runtime.core.command import handle
 from runtime.core.fold import fold
-from runtime.core.limits import Limits, Memory
+from runtime.core.limits import Limits, Memory, stretched
 from runtime.core.observation import Observation
 from runtime.core.reconcile import Blocked, Converged, Next, Steps, next_steps
 from runtime.core.snapshot import SHOWN_EVENTS, Facts, snapshot
@@ -142,7 +142,9 @@ class Loop:
         """One turn. Never waits; raises RunError only when nothing can be recorded."""
         if self.backend is not None:
             self.observation = self.backend.observe(now_s)
-            events, self._memory = believe(self.observation, self.state, self._memory, self._settings.limits, now_s)
+            plan = self.state.plan
+            limits = stretched(self._settings.limits, None if plan is None else plan.prediction.train_s)
+            events, self._memory = believe(self.observation, self.state, self._memory, limits, now_s)
             self.record(events, now_s)
             self._mark_service(now_s)
         self.record(verdicts(self.state, now_s), now_s)

@@ -18,6 +18,7 @@ from planner.record import record, replace
 from runtime.api.wire import FleetLabel, RunView
 from runtime.backends.protocol import Backend
 from runtime.core import event as ev
+from runtime.core.limits import CPU_LIMITS, Limits
 from runtime.core.snapshot import Facts
 from runtime.core.trigger import ConsentRule
 from runtime.daemon.desk import Desk
@@ -82,7 +83,7 @@ class Service:
     async def _with_store(self, store: EventStore, found: Found, on_serving: Callable[[], None]) -> Outcome:
         planning = PlanningProcess(solve_s=self._opened.config.planner.solve_time)
         loop = Loop(
-            settings=_settings(self._opened),
+            settings=_settings(self._opened, found.label),
             store=store,
             planning=planning,
             problem=self._problem(found),
@@ -299,7 +300,8 @@ class Service:
         self._wake.set()
 
 
-def _settings(opened: OpenRun) -> LoopSettings:
+def _settings(opened: OpenRun, label: str) -> LoopSettings:
     config = opened.config
     rule = ConsentRule(mode=config.consent.mode, expires_s=config.consent.proposal_expires)
-    return LoopSettings(scheduler=config.planner.scheduler, consent=rule)
+    limits = CPU_LIMITS if label in ("cpu", "mixed") else Limits()
+    return LoopSettings(scheduler=config.planner.scheduler, consent=rule, limits=limits)

@@ -6,7 +6,7 @@ from values import NOW_S, device, fleet, flow, observed, replica, solved, starte
 from runtime.core import event as ev
 from runtime.core.belief import believe
 from runtime.core.fold import fold
-from runtime.core.limits import Limits, Memory
+from runtime.core.limits import Limits, Memory, stretched
 from runtime.core.observation import Observation
 from runtime.core.state import ClusterState
 
@@ -192,6 +192,11 @@ def test_a_loss_of_its_device_is_not_the_units_failure() -> None:
     events = w.see(gone)
     assert [type(e) for e in events] == [ev.DeviceLost, ev.UnitDied]
     assert w.state.devices["b"].failures == 0
+
+
+def test_a_trainer_may_be_silent_for_twenty_of_its_steps() -> None:
+    assert stretched(LIMITS, None) == stretched(LIMITS, 1.0) == LIMITS
+    assert stretched(LIMITS, 100.0).trainer_silent_s == 2000.0
 
 
 def test_rates_are_smoothed_over_5_s() -> None:

@@ -192,9 +192,9 @@ class SimWorld:
             in_force=in_force,
         )
 
-    def restart(self) -> None:
+    def restart(self, *, adopted: bool = True) -> None:
         """kill -9 and a new daemon: of the old one only what it recorded is left."""
-        self.loop = self._open(adopted=True)
+        self.loop = self._open(adopted=adopted)
 
     def run(self, seconds: float) -> None:
         for _ in range(round(seconds / TICK_S)):

@@ -8,7 +8,7 @@ from simworld import TICK_S, SimWorld
 
 from planner.errors import HexError
 from runtime.backends.simulated.script import DeviceLeaves, UnitDies
-from runtime.core.event import Event, Stored
+from runtime.core.event import Event, RunEnded, RunEndRequested, Stored
 from runtime.core.solved import shape
 from runtime.store.events import EventStore, open_store
 
@@ -121,6 +121,22 @@ def test_an_answer_outlives_the_daemon() -> None:
     world.restart()
     assert world.command("cordon", key="once", device="d3") == first
     assert world.loop.state.override_rev == 1
+
+
+def test_an_ended_run_that_starts_again_goes_on_with_higher_epochs() -> None:
+    world = SimWorld(4)
+    world.settle()
+    world.command("pin", device="d2", role="train")
+    world.settle()
+    world.loop.record([RunEndRequested(reason="down"), RunEnded(reason="down")], world.now_s)
+    world.sim.finish(1.0)
+    assert world.loop.snapshot(world.now_s).run.state == "finished"
+    world.restart(adopted=False)
+    assert world.loop.snapshot(world.now_s).run.state == "starting"
+    world.settle(30)
+    assert world.standing()["d2"] == "train"
+    assert {u.epoch for u in world.loop.state.units.values() if u.status == "serving"} >= {2, 3}
+    assert world.sim.fleet.conflicts == []
 
 
 def test_a_store_that_cannot_write_stops_every_action() -> None:
