@@ -109,6 +109,14 @@ class HexApp(App[int], inherit_bindings=False):
         self.run_worker(self.feed.run(), name="feed", exit_on_error=True)
         self.set_interval(TICK_S, self.redraw)
 
+    @property
+    def farewell(self) -> str:
+        """What to know after leaving."""
+        run = None if self._snapshot is None else self._snapshot.run
+        if run is not None and run.state in ("finished", "failed"):
+            return f"run {self.run_name} has {'ended' if run.state == 'finished' else 'failed'}; its folder is {clean(run.folder)}"
+        return f"run {self.run_name} goes on; hexctl attach comes back; hexctl down ends it"
+
     # drawing
 
     def show_snapshot(self, s: Snapshot) -> None:
@@ -162,12 +170,11 @@ class HexApp(App[int], inherit_bindings=False):
         return [d for d in self._snapshot.devices if d.id in chosen] if self._snapshot is not None else []
 
     def _cordon(self) -> None:
-        """Toggle: uncordon when every chosen device is cordoned, else cordon those that are not."""
+        """Toggle: uncordon when every chosen device is kept from work (an operator's cordon, or a quarantine), else cordon
+        those that are not."""
         targets = self._targets()
-        if targets and all(d.cordoned for d in targets):
-            self._act("uncordon", targets)
-        else:
-            self._act("cordon", [d for d in targets if not d.cordoned])
+        free = [d for d in targets if not (d.cordoned or d.status == "quarantined")]
+        self._act("cordon" if free or not targets else "uncordon", free or targets)
 
     def _pin(self) -> None:
         targets = self._targets()
@@ -328,10 +335,10 @@ def run_tui(socket: Path, run_name: str, theme: str | None = None) -> int:
     app = HexApp(
         client, run_name, chosen, ascii=wants_ascii(os.environ), utc_offset_s=time.localtime().tm_gmtoff, author=author
     )  # fmt: skip
-    return show_app(app, run_name, client.close)
+    return show_app(app, client.close)
 
 
-def show_app(app: HexApp, run_name: str, close: Callable[[], Awaitable[None]]) -> int:
+def show_app(app: HexApp, close: Callable[[], Awaitable[None]]) -> int:
     """Run the application with the terminal guarded, then `close` its source; says on stderr what goes on when it was left."""
     guard = Guard(drawing_fileno())
 
@@ -358,5 +365,5 @@ def show_app(app: HexApp, run_name: str, close: Callable[[], Awaitable[None]]) -
         return app.return_code
     if code is None:
         return 1
-    sys.stderr.write(f"run {run_name} goes on; hexctl attach comes back; hexctl down ends it\n")
+    sys.stderr.write(app.farewell + "\n")
     return code

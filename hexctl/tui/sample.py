@@ -263,8 +263,8 @@ def flow_view() -> FlowView:
             "kl_behaviour": 0.0031,
             "entropy": 0.41,
             "grad_norm": 0.72,
-            "clip_share": 0.041,
-            "logprob_difference": 1.2e-6,
+            "clip_fraction": 0.041,
+            "engine_trainer_logprob_diff": 1.2e-6,
             "staleness_mean": 1.4,
         },
     )

@@ -39,7 +39,7 @@ def main(mode: str) -> int:
     app = kind(
         FakeSource(sample_snapshot()), "local-7f3a", choose_theme(None, os.environ), ascii=wants_ascii(os.environ)
     )
-    return show_app(app, "local-7f3a", nothing)
+    return show_app(app, nothing)
 
 
 if __name__ == "__main__":

@@ -453,6 +453,11 @@ async def test_q_leaves_and_sends_nothing() -> None:
         await pilot.press("q")
     assert app.return_value == 0
     assert source.commands == []
+    assert app.farewell == "run local-7f3a goes on; hexctl attach comes back; hexctl down ends it"
+    run = sample_snapshot().run
+    for state, word in (("finished", "ended"), ("failed", "failed")):
+        app._snapshot = replace(sample_snapshot(), run=replace(run, state=state))
+        assert app.farewell == f"run local-7f3a has {word}; its folder is runs/local-7f3a"
 
 
 async def test_below_eighty_columns_one_line_sums_up() -> None:

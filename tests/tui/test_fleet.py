@@ -75,7 +75,7 @@ def test_columns_nobody_reports_make_room_first() -> None:
     ids = [c.id for c in columns_for(_rows(paced_snapshot()), 100)]
     assert "slots" in ids
     assert "util" in ids  # stays, as a narrow column of dashes
-    assert not {"memory", "power", "temp"} & set(ids)
+    assert not {"memory", "power"} & set(ids)
 
 
 @pytest.mark.parametrize("width", [80, 81, 99, 110, 140, 200, 400])
@@ -132,7 +132,7 @@ def test_states_differ_in_glyph_word_and_ascii() -> None:
     assert len({to_ascii(b.glyph) for b in badges}) == len(badges)
     for name in ("LOST", "HUNG", "STALE", "HOST-BOUND", "cordoned", "draining", "throttled", "starting"):
         assert STATUSES[name].word == name
-    assert {s for s, b in STATUSES.items() if b.tone == "fault"} == {"LOST", "HUNG"}
+    assert {s for s, b in STATUSES.items() if b.tone == "fault"} == {"LOST", "HUNG", "quarantined"}
 
 
 def test_a_state_comes_before_the_role_and_an_unknown_one_is_shown() -> None:

@@ -115,6 +115,8 @@ _WORDS: tuple[tuple[str, str, Tone, str], ...] = (
     ("▲", "throttled", "warn", "slower than it could be: heat or power"),
     ("○", "cordoned", "warn", "an operator keeps work away from it"),
     ("◐", "draining", "accent", "it finishes or hands over what it holds"),
+    ("■", "quarantined", "fault", "what it reported could not be trusted"),
+    ("◑", "stopping", "accent", "its replica ends"),
     ("◌", "starting", "accent", "it loads weights"),
     ("—", "a dash", "faint", "not known; never a zero"),
 )

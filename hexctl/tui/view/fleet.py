@@ -36,6 +36,8 @@ STATUSES: dict[str, Badge] = {
     "throttled": Badge("▲", "throttled", "warn"),
     "HOST-BOUND": Badge("◆", "HOST-BOUND", "warn"),
     "STALE": Badge("◇", "STALE", "warn"),
+    "stopping": Badge("◑", "stopping", "accent"),
+    "quarantined": Badge("■", "quarantined", "fault"),
     "HUNG": Badge("▼", "HUNG", "fault"),
     "LOST": Badge("✕", "LOST", "fault"),
 }
@@ -166,9 +168,9 @@ def _memory(r: FleetRow, width: int) -> Line:
 def _slots(r: FleetRow, width: int) -> Line:
     if r.running is None:
         return line(_DASH)
-    figure = f"{r.running}/{n.grouped(r.slots)}".rjust(6)
+    figure = f"{r.running}/{n.grouped(r.slots)}".rjust(7)
     share = r.running / r.slots if r.slots else None
-    return (*bar(share, width - 7), Span(" "), Span(figure)) if width > 7 else line(Span(figure))
+    return (*bar(share, width - 8), Span(" "), Span(figure)) if width > 8 else line(Span(figure))
 
 
 def _rate(r: FleetRow, width: int) -> Line:
@@ -229,7 +231,7 @@ def _columns(w: Widths) -> tuple[Column, ...]:
         Column("role", "ROLE", w.role, 98, "left", _role, lambda r: f"{r.role} {r.badge.word}"),
         Column("replica", "REPLICA", w.replica, 70, "left", lambda r, _: _text(r.replica), lambda r: r.replica or None),
         Column("util", "UTIL", w.util, 97, util_align, _util, lambda r: r.util_share),
-        Column("slots", "SLOTS", 12, 40, "left", _slots, lambda r: r.running),
+        Column("slots", "SLOTS", 13, 40, "left", _slots, lambda r: r.running),
         Column("memory", "MEM GiB", 15, 50, "left", _memory, lambda r: r.memory_used_bytes),
         Column("power", "POWER", 6, 45, "right", _power, lambda r: r.power_w),
         Column("temp", "°C", 3, 46, "right", lambda r, _: _text(n.grouped(r.temperature_c)), lambda r: r.temperature_c),

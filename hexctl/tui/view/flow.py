@@ -12,13 +12,13 @@ from runtime.api.wire import FlowView, Snapshot
 AXIS = 7  # cells of a chart's axis
 # Life of a sample, in order; states that a daemon adds later come after these.
 LEDGER_ORDER = ("PENDING", "LEASED", "SUSPENDED", "DONE", "RESERVED", "APPLIED", "DEAD_LETTER")
+NOT_SHOWN = {"time_unix_s", "step"}  # said elsewhere on the screen
 METRIC_NAMES = {
     "response_tokens_mean": "answer tokens",
     "truncated_share": "truncated",
     "kl_behaviour": "KL to behaviour",
-    "logprob_difference": "engine − trainer logp",
+    "engine_trainer_logprob_diff": "engine − trainer logp",
     "grad_norm": "gradient norm",
-    "clip_share": "clipped",
     "clip_fraction": "clipped",
 }
 
@@ -169,7 +169,7 @@ def _metrics(f: FlowView, width: int) -> tuple[Line, ...]:
         return (head, line(Span("no step finished yet", "faint")))
     each = width // 2 if width >= 56 else width
     cells = []
-    for name in sorted(f.metrics):
+    for name in sorted(set(f.metrics) - NOT_SHOWN):
         label = METRIC_NAMES.get(name, clean(name).replace("_", " "))
         figure = n.figure(f.metrics[name])
         cells.append(

@@ -202,12 +202,12 @@ def _reward(s: Snapshot, *, spark_too: bool) -> Line:
     assert s.flow is not None
     value = s.flow.reward_mean
     head = line(Span("REWARD ", "label"), Span(n.grouped(value, 2), "faint" if value is None else "strong"))
-    return line(*head, *_spark(s, "reward", low=0.0)) if spark_too else head
+    return line(*head, *_spark(s, "reward", low=0.0, high=1.0)) if spark_too else head
 
 
-def _spark(s: Snapshot, name: str, low: float | None = None) -> Line:
+def _spark(s: Snapshot, name: str, low: float | None = None, high: float | None = None) -> Line:
     values = s.series.get(name, ())
-    return line(Span(" "), Span(spark(values, SPARK, low=low), "spark")) if len(values) > 1 else ()
+    return line(Span(" "), Span(spark(values, SPARK, low=low, high=high), "spark")) if len(values) > 1 else ()
 
 
 def _waste(f: FlowView) -> Line:
