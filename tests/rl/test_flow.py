@@ -1,5 +1,6 @@
 """Flow and its daemon; held-out evaluation; building it from a configuration."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
