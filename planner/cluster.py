@@ -1,7 +1,7 @@
 """The cluster graph G_D: device kinds, devices and the links between them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from planner.errors import InvalidInput
 from planner.record import record
@@ -119,3 +119,10 @@ class Cluster:
             return self.same_kind if a.kind == b.kind else self.cross_kind
         pair = (a.region, b.region) if a.region <= b.region else (b.region, a.region)
         return self.regions.get(pair, self.cross_region)
+
+
+def fleet_usd_per_h(kinds: Mapping[str, DeviceKind], names: Iterable[str]) -> float | None:
+    """What devices of the kinds named cost together an hour; None unless every one has a price (unknown is never 0)."""
+    prices = [kinds[name].price_usd_per_h if name in kinds else None for name in names]
+    known = [p for p in prices if p is not None]
+    return sum(known) if known and len(known) == len(prices) else None

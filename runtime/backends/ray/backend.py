@@ -5,6 +5,7 @@ import os
 import threading
 import time
 
+from planner.cluster import fleet_usd_per_h
 from runtime.backends.ray import cluster as ray_cluster
 from runtime.backends.ray.actors.identity import ActorLevel
 from runtime.backends.ray.calls import age
@@ -16,7 +17,7 @@ from runtime.backends.ray.level import BodySeen, replica_level, trainer_level
 from runtime.backends.ray.observer import Observer
 from runtime.backends.ray.world import World
 from runtime.core.action import Step
-from runtime.core.observation import HostSeen, Observation
+from runtime.core.observation import DeviceSeen, HostSeen, Observation
 from runtime.rl.types import FlowStatus
 from runtime.runs import RunInfo
 from runtime.telemetry.client import TelemetryAgent
@@ -35,7 +36,7 @@ class RayBackend:
         self._observer = Observer(world)
         self._executor = Executor(world, lambda: self._observer.flow, self._memory_back)
         self._finished = threading.Lock()
-        self._told_limits: int | None = None
+        self._told: tuple[int, float | None] | None = None  # flow's pid and the price of the fleet it was told
 
     def start(self, deadline_s: float) -> None:
         """Wait until flow and rewards are built, settle replicas that left no body, begin to observe.
@@ -72,10 +73,12 @@ class RayBackend:
         processes = self._processes(bodies)
         self._watch(processes)
         report, report_age = self._telemetry.newest()
+        devices = self._devices.seen(report, report_age, replicas, trainers)
         flow_pid = self._flow_pid()
+        self._tell_flow(flow_pid, devices)
         return Observation(
             at_s=now_s,
-            devices=self._devices.seen(report, report_age, replicas, trainers),
+            devices=devices,
             replicas=replicas,
             trainers=trainers,
             flow=flow,
@@ -86,14 +89,19 @@ class RayBackend:
         )
 
     def _flow_pid(self) -> int | None:
-        """Flow's process; a new one is told the limits of the run again, which are the daemon's to say."""
         level = self._observer.services()["flow"].value
-        pid = level.pid if isinstance(level, ActorLevel) else None
-        if pid is not None and pid != self._told_limits:
-            self._told_limits = pid
-            if self._world.limits.steps is not None:
-                self._executor.tell("set_limits", self._world.limits)
-        return pid
+        return level.pid if isinstance(level, ActorLevel) else None
+
+    def _tell_flow(self, pid: int | None, devices: tuple[DeviceSeen, ...]) -> None:
+        """What is the daemon's to say: the limits of the run and the fleet's price. A new flow is told again."""
+        kinds = self._world.cluster.kinds
+        told = (pid, fleet_usd_per_h(kinds, (d.kind for d in devices if d.present is not False))) if pid else None
+        if told is None or told == self._told:
+            return
+        if (self._told is None or self._told[0] != pid) and self._world.limits.steps is not None:
+            self._executor.tell("set_limits", self._world.limits)
+        self._executor.tell("set_cost", told[1])
+        self._told = told
 
     def apply(self, step: Step) -> None:
         """Begin a step in a thread of its own unless it is under way."""
