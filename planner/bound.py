@@ -8,7 +8,7 @@ there is nothing to relax and the bound is the optimum.
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -240,13 +240,7 @@ class _Scan:
         columns = [self._offers(k, cell.used) for k in self.kinds]
         room = [n - max(u, m) for n, u, m in zip(self.count, cell.used, self.must_train, strict=True)]
 
-        def work(period: float) -> float:
-            total = 0.0
-            for cols, n in zip(columns, room, strict=True):
-                if n > 0 and cols:
-                    total += self._most(cols, n, period, cell.train_s)
-            return total
-
+        work = self._work(columns, room, cell.train_s)
         need = self.cost.rules.work_tokens
         if not any(n >= size and offers for cols, n in zip(columns, room, strict=True) for size, offers in cols):
             return None
@@ -267,17 +261,46 @@ class _Scan:
                 low = middle
         return low  # the lower end, to stay on the safe side
 
-    def _most(self, columns: list[tuple[int, tuple[Offer, ...]]], devices: int, period: float, train_s: float) -> float:
-        """Most tokens `devices` devices of a kind give in the period: an unbounded knapsack over shapes."""
+    def _work(
+        self, columns: list[list[tuple[int, tuple[Offer, ...]]]], room: list[int], train_s: float
+    ) -> Callable[[float], float]:
+        """Most tokens the devices left give in a period: an unbounded knapsack over shapes for each kind."""
         rules = self.cost.rules
-        values: list[tuple[int, float]] = []
-        for size, offers in columns:
-            offer = rules.best(offers, period, train_s)
-            if offer is not None and size <= devices:
-                values.append((size, rules.given_tokens(offer, period, train_s)))
-        if len(values) == 1:
-            return devices // values[0][0] * values[0][1]
-        table = [0.0] * (devices + 1)
-        for n in range(1, devices + 1):
-            table[n] = max((table[n - s] + v for s, v in values if s <= n), default=0.0)
-        return table[devices]
+        lost = rules.window_s(0.0, train_s)
+        kinds = [
+            (
+                n,
+                [
+                    (
+                        size,
+                        [(rules.required_s(o, train_s), o.level.rate_tokens_per_s, o.pause_s - lost) for o in offers],
+                    )
+                    for size, offers in cols
+                    if size <= n
+                ],
+            )
+            for cols, n in zip(columns, room, strict=True)
+            if n > 0
+        ]
+
+        def work(period: float) -> float:
+            total, limit = 0.0, period * (1 + 1e-12)
+            for devices, shapes in kinds:
+                values = [
+                    (size, max((rate * (period - pause) for need, rate, pause in rows if need <= limit), default=0.0))
+                    for size, rows in shapes
+                ]
+                total += _knapsack([(s, v) for s, v in values if v > 0], devices)
+            return total
+
+        return work
+
+
+def _knapsack(values: list[tuple[int, float]], devices: int) -> float:
+    """The largest sum of values whose sizes add up to at most `devices`."""
+    if len(values) <= 1:
+        return devices // values[0][0] * values[0][1] if values else 0.0
+    table = [0.0] * (devices + 1)
+    for n in range(1, devices + 1):
+        table[n] = max((table[n - s] + v for s, v in values if s <= n), default=0.0)
+    return table[devices]

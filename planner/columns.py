@@ -52,26 +52,37 @@ class Columns:
         return split_layers(self.cost.problem.model.layers, weights, self.head_layers)
 
     def pair_bounds_s(self, left: Sequence[BlockShape], right: Sequence[BlockShape], link: Link) -> NDArray[np.float64]:
-        """Seconds that a trainer of blocks left[i] -> right[j] takes at least: perfect balance without bubbles, and at
-        the border one layer and the activations over `link`."""
+        """Seconds that a trainer of blocks left[i] -> right[j] takes at least: perfect balance without bubbles; and at
+        the border the fewest layers that `split_layers` may give, and the activations over `link`."""
         layers = self.cost.problem.model.layers
         ca, cb = self._table(left), self._table(right).transpose(1, 0)[:, None, :]
         pa, plain_a, again_a, _, holds_a, most_a = (ca[:, i, None] for i in range(6))
+        wa, wb = ca[:, 6, None], cb[6]
         pb, plain_b, again_b, head, holds_b, most_b = (cb[i] for i in range(6))
         # Every layer lies in some stage: where that takes more than stages hold without recomputation, all recompute.
         plain = pa * holds_a + pb * holds_b >= layers
         fa, fb = np.where(plain, plain_a, again_a), np.where(plain, plain_b, again_b)
         balanced = (layers + head / fb) / (pa / fa + pb / fb)
         crossing = crossing_s(self.cost.context, link, share=1.0)
-        bounds: NDArray[np.float64] = np.maximum(balanced, crossing + np.maximum(fa, fb))
+        # Shares are rounded down; then stages below one layer take theirs from others, one each at most.
+        units = (layers + self.head_layers) / (pa * wa + pb * wb)
+        share_a, share_b = units * wa, units * wb - np.where(pb == 1, self.head_layers, 0.0)
+        last_b = units * wb - self.head_layers
+        short = np.where(share_a < 1, pa, 0) + np.where(share_b < 1, pb, 0) + np.where(last_b < 1, 1 - last_b, 0)
+        fewest_a = np.maximum(1, np.floor(share_a - 1e-6) - np.ceil(short))
+        fewest_b = np.maximum(1, np.floor(share_b - 1e-6) - np.ceil(short))
+        bounds: NDArray[np.float64] = np.maximum(balanced, crossing + np.maximum(fewest_a * fa, fewest_b * fb))
         bounds[pa * most_a + pb * most_b < layers] = np.inf
         return bounds
 
     def _table(self, blocks: Sequence[BlockShape]) -> NDArray[np.float64]:
-        """One row a block: stages, seconds a layer without and with recomputation, head, layers held so and so."""
+        """One row a block: stages, seconds a layer without and with recomputation, head, layers held so and so, weight."""
         columns = [self.column(b) for b in blocks]
         return np.array(
-            [(c.block.pp, c.plain_s, c.recompute_s, c.head_s, c.plain_layers, c.most_layers) for c in columns],
+            [
+                (c.block.pp, c.plain_s, c.recompute_s, c.head_s, c.plain_layers, c.most_layers, c.weight)
+                for c in columns
+            ],
             dtype=float,
         )
 

@@ -69,9 +69,7 @@ def device_classes(problem: Problem) -> tuple[DeviceClass, ...]:
         )
         for place, roles in found.items()
     ]
-    return tuple(
-        sorted(classes, key=lambda c: (c.place.kind, c.place.region, -c.size, sorted(machines[c.place.node])))
-    )
+    return tuple(sorted(classes, key=lambda c: (c.place.kind, c.place.region, -c.size, sorted(machines[c.place.node]))))
 
 
 def tp_degrees(problem: Problem, cap: int) -> tuple[int, ...]:

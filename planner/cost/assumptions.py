@@ -58,6 +58,9 @@ class Assumptions:
     update_fixed_s: float = 1.5
     """Fixed seconds an update takes on GPUs: intercept of table 2 over the model size, 1.3-1.7 s."""
 
+    update_fixed_bytes: float = 3.55e9
+    """Weights of the smallest model of that table; below, the fixed part shrinks with the weights (assumption)."""
+
     update_fixed_local_s: float = 0.02
     """The same on paced and CPU devices, which map a file (assumption)."""
 

@@ -19,6 +19,7 @@ from planner.record import record
 from planner.workload import Workload
 
 _ROUNDS = 200
+_ROUNDING = 1 + 1e-12
 
 
 @record
@@ -71,7 +72,7 @@ class Rules:
 
     def best(self, offers: Sequence[Offer], period_s: float, train_s: float) -> Offer | None:
         """The admissible offer that gives most in that period; None when none is admissible."""
-        allowed = [o for o in offers if self.required_s(o, train_s) <= period_s * (1 + 1e-12)]
+        allowed = [o for o in offers if self.required_s(o, train_s) <= period_s * _ROUNDING]
         return max(
             allowed,
             key=lambda o: (self.given_tokens(o, period_s, train_s), -o.level.running),
@@ -117,12 +118,22 @@ def solve_period(
             for o, g in zip(found, groups, strict=True)
         )
 
+    # The same in plain numbers, as bisection asks often: (required, rate, seconds lost) of each offer.
+    lost = rules.window_s(0.0, train_s)
+    rows = [
+        (g.count, [(rules.required_s(o, train_s), o.level.rate_tokens_per_s, o.pause_s - lost) for o in g.offers])
+        for g in groups
+    ]
+
     def work(period_s: float) -> float:
-        return sum(
-            g.count * rules.given_tokens(o, period_s, train_s)
-            for g, o in zip(groups, choice(period_s), strict=True)
-            if o is not None
-        )
+        limit, total = period_s * _ROUNDING, 0.0
+        for count, offers in rows:
+            best = 0.0
+            for required, rate, pause in offers:
+                if required <= limit and rate * (period_s - pause) > best:
+                    best = rate * (period_s - pause)
+            total += count * best
+        return total
 
     if not any(o.level.rate_tokens_per_s > 0 for g in groups for o in g.offers):
         return None
@@ -159,7 +170,7 @@ def window_needed_s(groups: Sequence[tuple[Offer, int]], rules: Rules) -> float:
 def _bisect(low: float, high: float, enough: Callable[[float], bool]) -> tuple[float, float]:
     for _ in range(_ROUNDS):
         middle = (low + high) / 2
-        if not low < middle < high or high - low <= 1e-14 * high:
+        if not low < middle < high or high - low <= 1e-13 * high:
             break
         if enough(middle):
             high = middle

@@ -13,5 +13,6 @@ def update_s(ctx: Context, kind_name: str, link: Link) -> float:
     kind, a = ctx.kind(kind_name), ctx.a
     local = kind.paced or kind.name == "host-cpu"
     efficiency = 1.0 if local else a.update_efficiency
-    fixed = a.update_fixed_local_s if local else a.update_fixed_s
-    return fixed + link.latency_s + ctx.model.weight_bytes / (link.bytes_per_s * efficiency)
+    size = ctx.model.weight_bytes
+    fixed = a.update_fixed_local_s if local else a.update_fixed_s * min(1.0, size / a.update_fixed_bytes)
+    return fixed + link.latency_s + size / (link.bytes_per_s * efficiency)

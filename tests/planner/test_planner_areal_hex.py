@@ -9,7 +9,7 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 import pytest
-from fleets import BANDWIDTH, COMPUTE, LINK, MIXED, SLOW, cluster, kind, problem, problems
+from fleets import BANDWIDTH, COMPUTE, LINK, MIXED, SLOW, cluster, kind, problem, problems, workload
 from hypothesis import given, settings
 
 from planner import Feasible, Problem, solve
@@ -23,6 +23,7 @@ from planner.schedulers.areal_hex.rollout import best_rollout
 from planner.schedulers.areal_hex.training import best_trainer
 from planner.space import block_shapes, device_classes, replica_shapes
 
+BATCH = workload(prompts_per_step=256)  # long enough a step to make weight updates between machines worth while
 ROOT = Path(__file__).parents[2]
 
 
@@ -179,7 +180,7 @@ def _group(cost: CostModel, trainer: object, shape: object, count: int, place: o
 
 
 def test_bandwidth_generates_and_compute_trains() -> None:
-    found = solve(problem())
+    found = solve(problem(workload=BATCH))
     assert isinstance(found, Feasible)
     assert found.plan.train is not None
     assert found.plan.train.kind == "compute"
@@ -198,10 +199,10 @@ def test_whole_replicas_in_force_are_kept() -> None:
 
 
 def test_a_pin_moves_the_trainer() -> None:
-    free = solve(problem())
+    free = solve(problem(workload=BATCH))
     assert isinstance(free, Feasible)
     assert free.plan.role_of("d2") == "rollout"
-    held = solve(problem(overrides=(Override(device="d2", kind="pin", role="train"),)))
+    held = solve(problem(workload=BATCH, overrides=(Override(device="d2", kind="pin", role="train"),)))
     assert isinstance(held, Feasible)
     assert held.plan.role_of("d2") == "train"
 
