@@ -203,7 +203,7 @@ def test_behaviour_equal_to_the_policy_has_weight_one(tmp_path):
     model = a_model()
     samples = []
     for s in a_batch().samples:
-        logp = torch.log_softmax(model(torch.tensor([s.prompt_tokens + s.tokens]))[0], -1)
+        logp = torch.log_softmax(model(torch.tensor([s.prompt_tokens + s.tokens]))[0], -1).detach()
         at = len(s.prompt_tokens) - 1
         samples.append(replace(s, logprobs=tuple(float(logp[at + j, t]) for j, t in enumerate(s.tokens))))
     m = trainer.train_step(replace(a_batch(), samples=tuple(samples)))
