@@ -120,7 +120,7 @@ class ThreadWorld:
             def body() -> None:
                 try:
                     work()
-                except BaseException as e:  # reported below, in the test's thread
+                except BaseException as e:  # noqa: BLE001 - reported below, in the test's thread
                     failures.append(e)
 
             return body

@@ -14,7 +14,7 @@ Verifier = Callable[[str, str, str, FinishReason], float]
 
 @record
 class VerifierSpec:
-    """Which verifier: exact, prefix, math_verify, or callable with "module:function". `search_path`: folders looked in
+    """Which verifier: exact, prefix, match, math_verify, or callable with "module:function". `search_path`: folders looked in
     first for that module."""
 
     name: str
@@ -38,6 +38,16 @@ def prefix(prompt: str, response: str, answer: str, finish: FinishReason) -> flo
         right += 1
     ended = finish == "eos" and response == answer
     return (right + int(ended)) / (len(answer) + 1)
+
+
+def match(prompt: str, response: str, answer: str, finish: FinishReason) -> float:
+    """Share of the positions that are right, wherever they stand; ending right after the answer's length is one more
+    position, and what is too long counts as wrong."""
+    del prompt
+    ended = int(finish == "eos")
+    right = sum(got == expected for got, expected in zip(response, answer, strict=False))
+    right += ended if len(response) == len(answer) else 0
+    return right / max(len(answer) + 1, len(response) + ended)
 
 
 def make_math_verify() -> Verifier:
@@ -92,11 +102,13 @@ def make_verifier(spec: VerifierSpec) -> Verifier:
         return exact
     if spec.name == "prefix":
         return prefix
+    if spec.name == "match":
+        return match
     if spec.name == "math_verify":
         return make_math_verify()
     if spec.name == "callable" and spec.callable:
         return make_callable(spec.callable)
-    raise ConfigError("unknown verifier", got=spec.name, expected="exact, prefix, math_verify or callable")
+    raise ConfigError("unknown verifier", got=spec.name, expected="exact, prefix, match, math_verify or callable")
 
 
 def finite(value: float) -> float:

@@ -7,7 +7,12 @@ from runtime.rl.tokenizer import Tokenizer
 
 
 class CopyTask:
-    """Prompt number n is "<digits>=", its answer the digits; how many and which follow from (seed, n)."""
+    """Prompt number n is "<digits>=" with the digits in a field of `max_length` characters, its answer the digits; how many
+    and which follow from (seed, n).
+
+    The fixed field puts what is to be copied at one distance, whatever its length: a small model finds that in about 150
+    steps, and does not find "as far back as the answer is long" in 240.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, seed: int, min_length: int, max_length: int) -> None:
         self._tokenizer, self._seed = tokenizer, seed
@@ -25,5 +30,5 @@ class CopyTask:
         draw = random.Random(key)
         length = draw.randint(self._min_length, self._max_length)
         digits = "".join(str(draw.randrange(10)) for _ in range(length))
-        prompt = f"{digits}="
+        prompt = f"{digits:<{self._max_length}}="
         return TaskItem(prompt=prompt, prompt_tokens=tuple(self._tokenizer.encode(prompt)), answer=digits)
