@@ -61,7 +61,7 @@ def solve_throughput(
             prediction=scored.prediction,
             bound_tokens_per_s=max(bound.tokens_per_s, scored.prediction.tokens_per_s),
             bound_scope=bound.scope,
-            explanation=explain(cost, scored, bound),
+            explanation=explain(cost, scored, bound, search.runner_up()),
             scheduler=scheduler,
             evaluations=search.evaluations,
             finished=finished,

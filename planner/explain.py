@@ -1,13 +1,16 @@
 """Why this plan, in words, all from the cost model."""
 
+from collections import Counter
+
 from planner.bound import Bound
 from planner.cost.model import CostModel, Scored
 from planner.plan import Placement
+from planner.search import trained_on
 from planner.solution import Explanation
 
 
-def explain(cost: CostModel, scored: Scored, bound: Bound) -> Explanation:
-    """A headline that says who waits for whom, then reasons."""
+def explain(cost: CostModel, scored: Scored, bound: Bound, runner_up: Scored | None = None) -> Explanation:
+    """A headline that says who waits for whom, then reasons, and the next best way to train where one was seen."""
     p = scored.prediction
     train, rollouts = scored.plan.train, scored.plan.rollouts
     assert train is not None
@@ -24,6 +27,11 @@ def explain(cost: CostModel, scored: Scored, bound: Bound) -> Explanation:
         head = f"training and rollout are balanced at {unit(p.step_s)} a step"
     lines = [_training_line(cost, scored, train), _rollout_line(rollouts)]
     lines += _roles(cost, train, rollouts)
+    if runner_up is not None:
+        counts = Counter(trained_on(cost, runner_up.plan))
+        other = " + ".join(f"{n} x {k}" for k, n in counts.items())
+        slower = runner_up.prediction.step_s / p.step_s - 1
+        lines.append(f"next best: training on {other}, " + (f"{slower:.1%} slower" if slower >= 5e-4 else "as fast"))
     gap = max(0.0, 1 - p.tokens_per_s / bound.tokens_per_s)
     if gap < 1e-6:
         lines.append("no plan of this plan space is faster")
@@ -76,10 +84,11 @@ def _roles(cost: CostModel, train: Placement, rollouts: tuple[Placement, ...]) -
     for a in sorted({s.kind for s in train.stages}):
         for b in sorted(roll - {s.kind for s in train.stages}):
             ka, kb = cluster.kinds[a], cluster.kinds[b]
-            out.append(
-                f"{a} trains and {b} generates: {a} has {ka.peak_flops / kb.peak_flops:.2g}x the FLOP/s, {b} has "
-                f"{kb.hbm_bytes_per_s / ka.hbm_bytes_per_s:.2g}x the memory bandwidth"
-            )
+            flops, hbm = ka.peak_flops / kb.peak_flops, ka.hbm_bytes_per_s / kb.hbm_bytes_per_s
+            if flops > hbm:
+                out.append(
+                    f"{a} trains and {b} generates: {a} has {flops:.2g}x the FLOP/s of {b}, {hbm:.2g}x its memory bandwidth"
+                )
     used = set(train.devices) | {d for r in rollouts for d in r.devices}
     idle = [d.id for d in cluster.devices if d.id not in used]
     if idle:

@@ -24,6 +24,7 @@ class Search:
         self.cost, self.budget = cost, budget
         self._should_stop, self._on_improved = should_stop, on_improved
         self.best: Scored | None = None
+        self._seen: dict[tuple[str, ...], Scored] = {}  # the best of each way to train, by the kinds it trains on
         self.evaluations = 0
         self.stopped = False
 
@@ -42,10 +43,22 @@ class Search:
         """Score a valid plan and keep it if it is the best so far; None when it does not fit."""
         self.evaluations += 1
         scored = self.cost.evaluate(plan)
+        if scored is not None:
+            kinds = trained_on(self.cost, scored.plan)
+            if kinds not in self._seen or self.better(scored, self._seen[kinds]):
+                self._seen[kinds] = scored
         if scored is not None and (self.best is None or self.better(scored, self.best)):
             self.best = scored
             self._on_improved(scored)
         return scored
+
+    def runner_up(self) -> Scored | None:
+        """The best plan that trains on other devices than the incumbent does, as far as the search has seen."""
+        if self.best is None:
+            return None
+        mine = trained_on(self.cost, self.best.plan)
+        others = [s for kinds, s in self._seen.items() if kinds != mine]
+        return min(others, key=lambda s: s.prediction.step_s, default=None)
 
     def better(self, new: Scored, old: Scored) -> bool:
         """Shorter step; among equals fewer devices that change role, C_T <= C_I, then the shorter rollout."""
@@ -65,6 +78,12 @@ class Search:
             return 0
         ids = (d.id for d in self.problem.cluster.devices)
         return sum(plan.role_of(d) != force.role_of(d) for d in ids)
+
+
+def trained_on(cost: CostModel, plan: Plan) -> tuple[str, ...]:
+    """Kinds of the devices that train, one entry a device."""
+    train = plan.train
+    return tuple(sorted(cost.places[d].kind for d in train.devices)) if train is not None else ()
 
 
 class Scheduler(Protocol):

@@ -1,6 +1,7 @@
 """`CostModel`: one problem's costs, remembered; every scheduler scores its plans here."""
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 
 from planner.cluster import Link
@@ -194,11 +195,8 @@ class CostModel:
     def usd_per_h(self, plan: Plan) -> float | None:
         """Price of every machine the plan uses, idle devices of it included; None when a price is not known."""
         nodes = {self.places[d].node for p in plan.placements for d in p.devices}
-        total = 0.0
-        for d in self.problem.cluster.devices:
-            if d.node in nodes:
-                price = self.problem.cluster.kinds[d.kind].price_usd_per_h
-                if price is None:
-                    return None
-                total += price
-        return total
+        prices = [
+            self.problem.cluster.kinds[d.kind].price_usd_per_h for d in self.problem.cluster.devices if d.node in nodes
+        ]
+        known = [p for p in prices if p is not None]
+        return math.fsum(known) if len(known) == len(prices) else None

@@ -51,6 +51,7 @@ def exhaustive(search: Search) -> None:
 def _trainers(search: Search, devices: list[Device]) -> Iterator[Placement]:
     caps = search.problem.capabilities
     limit = min(len(devices) - 1, caps.train_max_devices or len(devices))
+    columns = Columns(search.cost)
     for size in range(1, limit + 1):
         for chosen in itertools.combinations(devices, size):
             kinds = list(dict.fromkeys(d.kind for d in chosen))
@@ -59,7 +60,7 @@ def _trainers(search: Search, devices: list[Device]) -> Iterator[Placement]:
             for order in itertools.permutations(kinds):
                 groups = [[d for d in chosen if d.kind == k] for k in order]
                 for blocks in itertools.product(*(_blocks(k, len(g)) for k, g in zip(order, groups, strict=True))):
-                    yield from _arranged(search, blocks, groups)
+                    yield from _arranged(columns, blocks, groups)
 
 
 def _blocks(kind: str, devices: int) -> Iterator[BlockShape]:
@@ -69,8 +70,8 @@ def _blocks(kind: str, devices: int) -> Iterator[BlockShape]:
                 yield BlockShape(kind=kind, tp=tp, dp=devices // (tp * pp), pp=pp)
 
 
-def _arranged(search: Search, blocks: tuple[BlockShape, ...], groups: list[list[Device]]) -> Iterator[Placement]:
-    layers = Columns(search.cost).split(blocks)
+def _arranged(columns: Columns, blocks: tuple[BlockShape, ...], groups: list[list[Device]]) -> Iterator[Placement]:
+    layers = columns.split(blocks)
     if layers is None:
         return
     for orders in itertools.product(*(_orders(g) for g in groups)):
