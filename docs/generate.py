@@ -27,7 +27,11 @@ def command_line() -> str:
     )
     for path, command in _commands(cli, context, "hexctl"):
         lines.append(f"\n## {path}\n\n{(command.help or command.get_short_help_str()).strip()}\n")
-        rows = [p.get_help_record(click.Context(command, info_name=path)) for p in command.params]
+        rows = [
+            p.get_help_record(click.Context(command, info_name=path))
+            for p in command.params
+            if isinstance(p, click.Option)
+        ]
         table = [r for r in rows if r is not None]
         arguments = [p for p in command.params if isinstance(p, click.Argument)]
         if arguments or table:

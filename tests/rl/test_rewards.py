@@ -131,6 +131,22 @@ def test_prefix_counts_leading_characters_and_the_end(response: str, finish: str
 
 
 @pytest.mark.parametrize(
+    ("response", "finish", "expected"),
+    [
+        ("1234", "eos", 1.0),
+        ("1234", "length", 4 / 5),  # all right, but it did not stop
+        ("1934", "eos", 4 / 5),  # later positions count although an earlier one is wrong
+        ("123", "eos", 3 / 5),  # stopped too early: neither the fourth position nor the end
+        ("12345", "eos", 4 / 6),  # too long: what is too much counts as wrong
+        ("12345678", "length", 4 / 8),
+        ("", "eos", 0.0),
+    ],
+)
+def test_match_counts_every_position_and_the_end(response: str, finish: str, expected: float) -> None:
+    assert make_verifier(VerifierSpec(name="match"))("1234=", response, "1234", finish) == pytest.approx(expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("response", "answer", "expected"),
     [
         ("The answer is 18.", "18", 1.0),

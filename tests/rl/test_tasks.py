@@ -39,7 +39,7 @@ def test_copy_prompts_are_a_function_of_seed_and_ordinal() -> None:
     assert [other.prompt(i) for i in range(200)] != items
     assert {len(i.answer) for i in items} == {3, 4, 5}
     for item in items:
-        assert item.prompt == item.answer + "="
+        assert item.prompt == item.answer.ljust(5) + "="
         assert TOKENIZER.decode(item.prompt_tokens) == item.prompt
     assert task.eval_items(5) == task.eval_items(9)[:5]
     assert task.eval_items(200) != tuple(items)
