@@ -17,8 +17,8 @@ from runtime.errors import RefusedError
 COUNT = 5
 DEVICES = st.integers(0, COUNT - 1)
 LOSSY = Behaviour(lost_share=0.3, late_s=1.5)
-# A trainer's silence is long in life (steps may be); here it is short, so that the end comes within the test.
-LIMITS = Limits(trainer_silent_s=20.0, device_lost_s=30.0)
+# In life a start and a step may take minutes; here such silence is short, so that the end comes within the test.
+LIMITS = Limits(trainer_silent_s=20.0, device_lost_s=30.0, start_s=30.0)
 CONVERGES_S = 240.0  # 60 s of the longest back-off, a hang of 20 s found twice, and lossy steps on their way
 
 
