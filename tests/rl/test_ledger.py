@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -237,6 +238,27 @@ def test_memory_of_replicas_and_generations_survives(ledger: Ledger, path: Path)
     assert again.published == ref
     assert again.book.replicas["a", 2] == ReplicaRow(replica="a", epoch=2, seq=7, received=99, order="drain")
     assert again.book.counters["redone"] == 4
+    again.close()
+
+
+def test_a_write_that_fails_half_way_leaves_nothing_behind(ledger: Ledger, path: Path) -> None:
+    """The rows before the one that SQLite refuses were already written in the transaction."""
+    admit(ledger)
+    refused: Any = object()
+
+    def write() -> None:
+        with ledger.transaction():
+            ledger.lease(SampleId(0, 0), replica="a", replica_epoch=1, seq=1)
+            ledger.set_meta("k", refused)
+
+    with pytest.raises(LedgerError):
+        write()
+    assert ledger.book.states["LEASED"] == 0
+    assert "k" not in ledger.book.meta
+    ledger.close()
+    again = Ledger(path)
+    assert again.book.states["LEASED"] == 0
+    whole(again)
     again.close()
 
 
