@@ -7,7 +7,7 @@ import pytest
 
 from planner.record import replace
 from runtime.errors import LedgerError
-from runtime.rl.ledger import audit
+from runtime.rl.ledger import ReplicaRow, audit
 from runtime.rl.types import SampleId, WeightsRef
 from tests.rl.flow_desk import EOS, SLOTS, Desk, piece
 
@@ -82,6 +82,32 @@ def test_a_stopped_drained_or_superseded_replica_gets_nothing_and_is_told_so(des
     late = desk.exchange("b", 1, appends=(piece(resumed, [6], 0),))
     assert (late.order, late.ack_seq, late.cancel) == ("stop", 0, (resumed.sample,))
     assert desk.flow.status().wasted_tokens == {"zombie": 1}
+
+
+def test_an_older_incarnation_never_supersedes_a_newer_one(desk: Desk) -> None:
+    """Also when the newer one has left no trace in the ledger yet, and across a restart."""
+    desk.start()
+    older = desk.request("a", 1)
+    desk.exchange("a", 2)
+    assert desk.flow.exchange(older).order == "stop"
+    assert desk.exchange("a", 2).leases != ()
+    desk.flow.forget_replica(1, "a", 2, 0)
+    desk.reopen()
+    assert desk.flow.status().replicas == ()
+    assert desk.exchange("a", 1).order == "stop"
+
+
+def test_leases_of_an_incarnation_nobody_knows_are_ended(desk: Desk) -> None:
+    desk.start()
+    leases = desk.serve()
+    ledger = desk.flow._state.ledger
+    with ledger.transaction():  # as a ledger might say that was written by a flow with other ideas
+        ledger.set_replica(ReplicaRow(replica="a", epoch=2, forgotten=True))
+    desk.reopen()
+    assert desk.flow.status().samples_by_state["LEASED"] == len(leases)
+    desk.flow.tick()
+    assert desk.flow.status().samples_by_state["LEASED"] == 0
+    assert {x.sample for x in desk.serve("b")} <= {x.sample for x in leases}
 
 
 def test_being_given_back_in_good_order_is_no_failed_attempt(desk: Desk) -> None:

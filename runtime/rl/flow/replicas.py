@@ -79,10 +79,11 @@ class Replicas:
         self._ledger = ledger
         self._current: dict[str, Replica] = {}
         for row in sorted(ledger.book.replicas.values(), key=lambda r: r.epoch):
-            if row.forgotten:
-                self._current.pop(row.replica, None)
-                continue
-            self._current[row.replica] = _restored(row, now_s)
+            self._current.pop(
+                row.replica, None
+            )  # a newer incarnation supersedes the older, even when it is gone itself
+            if not row.forgotten:
+                self._current[row.replica] = _restored(row, now_s)
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(list(self._current.values()))
@@ -103,7 +104,7 @@ class Replicas:
             return known, None
         row = self._ledger.book.replicas.get((name, epoch))
         last = max((e for n, e in self._ledger.book.replicas if n == name), default=-1)
-        if epoch < last or (row is not None and row.forgotten):
+        if epoch < max(last, -1 if known is None else known.epoch) or (row is not None and row.forgotten):
             return None, None
         replica = Replica(name, epoch, now_s) if row is None else _restored(row, now_s)
         self._current[name] = replica

@@ -84,16 +84,20 @@ class RolloutDesk:
         return finished, leases
 
     def expire(self, now_s: float) -> tuple[str, ...]:
-        """End the leases of replicas silent for too long. Returns their names."""
+        """End the leases of replicas silent for too long, and of incarnations nobody knows any more. Returns their names."""
+        state, ledger = self._state, self._state.ledger
         silent = [
-            r for r in self._state.replicas
-            if now_s - r.seen_s > self._state.settings.lease_s and (self._state.held(r) or self._evaluation.holds(r.key))
+            r for r in state.replicas
+            if now_s - r.seen_s > state.settings.lease_s and (state.held(r) or self._evaluation.holds(r.key))
         ]  # fmt: skip
-        if silent:
-            with self._state.ledger.transaction():
+        unknown = [key for key in ledger.book.held if state.replicas.get(*key) is None]
+        if silent or unknown:
+            with ledger.transaction():
                 for replica in silent:
                     self.end_leases(replica, counts=True)
-        return tuple(r.name for r in silent)
+                for key in unknown:
+                    self.end_leases(Replica(*key, now_s), counts=True)
+        return (*(r.name for r in silent), *(name for name, _ in unknown))
 
     def expire_stalled(self, now_s: float) -> tuple[SampleId, ...]:
         """End the leases of samples that get no token though their replica speaks: whatever the reason, somebody else is
