@@ -79,7 +79,11 @@ class RunPaths:
 def short_root() -> Path:
     """Parent of the short folders, 0700, made when missing."""
     base = os.environ.get("XDG_RUNTIME_DIR")
-    root = Path(base) / "hexctl" if base and os.access(base, os.W_OK) else Path(tempfile.gettempdir()) / f"hexctl-{os.getuid()}"
+    root = (
+        Path(base) / "hexctl"
+        if base and os.access(base, os.W_OK)
+        else Path(tempfile.gettempdir()) / f"hexctl-{os.getuid()}"
+    )
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if root.stat().st_uid != os.getuid():
         raise PermissionError(f"{root} belongs to another user")

@@ -62,7 +62,8 @@ class TaskSection(Section):
         "auto", description="auto: the tokenizer's chat template if it has one"
     )
     reward: Literal["exact", "prefix", "match", "math_verify", "callable"] = Field(
-        "exact", description="prefix: share of leading characters that are right; match: share of positions that are right"
+        "exact",
+        description="prefix: share of leading characters that are right; match: share of positions that are right",
     )
     callable: str | None = Field(
         None, description='reward = "callable": "module:function", called with (prompt, response, answer)'

@@ -33,6 +33,7 @@ class Limits:
 CPU_LIMITS = Limits(
     exchange_s=300.0, progress_s=600.0, start_s=900.0, trainer_silent_s=3600.0, drain_s=600.0, unknown_s=300.0
 )
+CPU_LEASE_S = 240.0  # and flow takes leases back later; below CPU_LIMITS.exchange_s
 STEPS_OF_SILENCE = 20.0  # a trainer may be silent for that many predicted steps
 
 

@@ -18,7 +18,7 @@ from planner.record import record, replace
 from runtime.api.wire import FleetLabel, RunView
 from runtime.backends.protocol import Backend
 from runtime.core import event as ev
-from runtime.core.limits import CPU_LIMITS, Limits
+from runtime.core.limits import CPU_LEASE_S, CPU_LIMITS, Limits
 from runtime.core.snapshot import Facts
 from runtime.core.trigger import ConsentRule
 from runtime.daemon.desk import Desk
@@ -183,7 +183,7 @@ class Service:
                 self._info,
                 cluster=found.cluster,
                 epoch=self._opened.epoch,
-                limits=RunLimits(steps=steps),
+                limits=_run_limits(steps, self._info.label),
             )
         )
         while not opening.done():
@@ -300,8 +300,17 @@ class Service:
         self._wake.set()
 
 
+def _run_limits(steps: int | None, label: str) -> RunLimits:
+    return RunLimits(steps=steps, lease_s=CPU_LEASE_S) if _is_slow(label) else RunLimits(steps=steps)
+
+
+def _is_slow(label: str) -> bool:
+    """Whether a CPU works unpaced in the fleet."""
+    return label in ("cpu", "mixed")
+
+
 def _settings(opened: OpenRun, label: str) -> LoopSettings:
     config = opened.config
     rule = ConsentRule(mode=config.consent.mode, expires_s=config.consent.proposal_expires)
-    limits = CPU_LIMITS if label in ("cpu", "mixed") else Limits()
+    limits = CPU_LIMITS if _is_slow(label) else Limits()
     return LoopSettings(scheduler=config.planner.scheduler, consent=rule, limits=limits)

@@ -13,6 +13,7 @@ from runtime.config.schema import Config
 from runtime.daemon.lock import DaemonLock, acquire, next_epoch
 from runtime.errors import ConfigError, RefusedError, RunError
 from runtime.paths import RunPaths, short_root
+from runtime.rl.tasks.rows import read_rows
 from runtime.runs import RunInfo, alive, list_runs, mark, read_run, write_run
 
 FOLDERS = ("logs", "checkpoints", "weights", "counters")
@@ -63,8 +64,17 @@ def open_run(options: Options) -> OpenRun:
             raise ConfigError(
                 "no such run", where=str(root), got=options.run, hint="hexctl runs lists them; or name a configuration"
             )
+        _check_data(loaded)
         return _make(options, loaded, root.resolve())
     return _adopt(info, loaded)
+
+
+def _check_data(loaded: LoadedConfig) -> None:
+    """Every row of the data, before anything starts: a bad one would otherwise end flow, half a minute later."""
+    task = loaded.config.task
+    for path in (task.path, task.eval_path) if task is not None and task.source == "jsonl" else ():
+        if path is not None and task is not None:
+            read_rows(path, task)
 
 
 def _find(options: Options, loaded: LoadedConfig | None, root: Path) -> RunInfo | None:

@@ -203,9 +203,10 @@ class FlowStatus:
 
 @record
 class RunLimits:
-    """When a run ends by itself."""
+    """What the daemon sets for a run: when it ends by itself, and how long a replica may be silent before its leases go."""
 
     steps: int | None = None
+    lease_s: float = 15.0
 
 
 @record

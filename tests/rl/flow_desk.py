@@ -39,7 +39,6 @@ class Desk:
                 "policy": StalenessPolicy(eta=settings.pop("eta", 1), prompts_per_step=2, stale="mask"),
                 "responses_per_prompt": 2,
                 "max_new_tokens": 6,
-                "lease_s": 15.0,
                 **settings,
             }
         )

@@ -275,8 +275,7 @@ class World:
             policy=StalenessPolicy(eta=eta, prompts_per_step=prompts_per_step, stale=stale),
             responses_per_prompt=responses,
             max_new_tokens=limit,
-            limits=RunLimits(steps=steps),
-            lease_s=5.0,
+            limits=RunLimits(steps=steps, lease_s=5.0),
             eval_every_steps=eval_every,
             eval_prompts=3,
         )

@@ -98,7 +98,7 @@ class RayBackend:
         told = (pid, fleet_usd_per_h(kinds, (d.kind for d in devices if d.present is not False))) if pid else None
         if told is None or told == self._told:
             return
-        if (self._told is None or self._told[0] != pid) and self._world.limits.steps is not None:
+        if self._told is None or self._told[0] != pid:
             self._executor.tell("set_limits", self._world.limits)
         self._executor.tell("set_cost", told[1])
         self._told = told

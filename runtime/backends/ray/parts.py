@@ -46,9 +46,7 @@ def flow(  # noqa: PLR0917 - called by name inside the actor
     from runtime.rl.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(config.model.tokenizer, config.model.path.parent)
-    if limits.steps is not None:
-        config = config.model_copy(update={"run": config.run.model_copy(update={"steps": limits.steps})})
-    return open_flow(config, paths, tokenizer, rewards, on_change=on_change)
+    return open_flow(config, paths, tokenizer, rewards, limits=limits, on_change=on_change)
 
 
 def rewards(me: Identity, config: Config, paths: RunPaths, on_results: Callable[[Sequence[RewardResult]], None]) -> Any:

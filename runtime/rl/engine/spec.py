@@ -8,6 +8,9 @@ TORCH_CAPABILITIES = EngineCapabilities(name="torch", max_tp=1, max_pp=1, kv_on_
 """What the torch engine declares to the planner."""
 
 
+PREFILL_TOKENS = 16384
+
+
 @record
 class EngineSpec:
     """Limits and sampling of one engine.
@@ -23,7 +26,7 @@ class EngineSpec:
     temperature: float = 1.0
     dtype: str = "float32"  # of weights and KV cache: float64 | float32 | bfloat16
     device: str = "cpu"
-    prefill_tokens: int = 16384  # most padded tokens of one prefill forward
+    prefill_tokens: int = PREFILL_TOKENS  # most padded tokens that one step prefills; a lone sample always fits
 
     def __post_init__(self) -> None:
         for name in ("slots", "max_length", "kv_tokens", "temperature", "prefill_tokens"):

@@ -175,6 +175,7 @@ class TorchEngine:
         ended: list[Append] = []
         new: list[_Held] = []
         longest = max((h.limit for h in self._running), default=0)
+        to_fill = 0
         while self._waiting and len(self._running) + len(new) < self.spec.slots:
             held = self._waiting[0]
             reason = held.finish(self.spec.eos_ids)
@@ -187,28 +188,24 @@ class TorchEngine:
             rows = len(self._running) + len(new) + 1
             if rows > 1 and rows * longest > self.spec.kv_tokens:
                 break  # a lone sample always runs, however long
+            to_fill = max(to_fill, len(held.tokens) - 1)
+            if new and (len(new) + 1) * to_fill > self.spec.prefill_tokens:
+                break  # the rest at the next step: those that run are not kept waiting
             new.append(self._waiting.popleft())
-        # Similar lengths side by side: less padding. Order within the batch has no effect on what is sampled.
-        new.sort(key=lambda h: len(h.tokens))
-        while new:
-            new = self._prefill(new)
+        if new:
+            self._prefill(new)
         return tuple(ended)
 
-    def _prefill(self, new: list[_Held]) -> list[_Held]:
-        """Fill the rows of as many of `new` (sorted by length) as one forward may hold; returns the rest."""
-        count = 1
-        while count < len(new) and (count + 1) * (len(new[count].tokens) - 1) <= self.spec.prefill_tokens:
-            count += 1
-        batch, rest = new[:count], new[count:]
-        length = len(batch[-1].tokens) - 1
+    def _prefill(self, new: list[_Held]) -> None:
+        """Fill the next rows of the cache in one forward, right-padded."""
+        length = max(len(h.tokens) for h in new) - 1
         first_row = len(self._running)
-        self._cache.ensure(first_row + count, length + 1)
+        self._cache.ensure(first_row + len(new), length + 1)
         if length:
-            rows = [h.tokens[:-1] + [0] * (length + 1 - len(h.tokens)) for h in batch]
+            rows = [h.tokens[:-1] + [0] * (length + 1 - len(h.tokens)) for h in new]
             self._decoder.prefill(torch.tensor(rows, device=self._device), self._cache, first_row)
-            self._prefilled += sum(len(h.tokens) - 1 for h in batch)
-        self._running += batch
-        return rest
+            self._prefilled += sum(len(h.tokens) - 1 for h in new)
+        self._running += new
 
     def _decode(self, version: int) -> tuple[Append, ...]:
         """One token for every row."""

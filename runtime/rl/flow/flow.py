@@ -228,12 +228,12 @@ class Flow:
         state, now = self._state, self._state.clock()
         away_s = now - self._ticked_s
         self._ticked_s = now
-        if away_s > state.settings.lease_s * AWAY:
+        if away_s > state.limits.lease_s * AWAY:
             state.extend_leases(away_s)
         expired = self._rollout.expire(now)
         for name in expired:
-            _log.warning("replica %s was silent for %g s: its samples go on elsewhere", name, state.settings.lease_s)
-        state.replicas.drop_ghosts(now, state.settings.lease_s * GHOST)
+            _log.warning("replica %s was silent for %g s: its samples go on elsewhere", name, state.limits.lease_s)
+        state.replicas.drop_ghosts(now, state.limits.lease_s * GHOST)
         stalled = self._rollout.expire_stalled(now)
         for sample in stalled:
             _log.warning("sample %s got no token for %g s: it goes on elsewhere", sample, state.settings.stall_s)

@@ -19,7 +19,7 @@ SILENCE_TIMEOUTS = 3  # verifiers that answer nothing for that many time limits,
 SILENCE_FLOOR_S = 30.0
 
 
-def flow_settings(config: Config) -> FlowSettings:
+def flow_settings(config: Config, limits: RunLimits | None = None) -> FlowSettings:
     """What flow acts on."""
     algorithm, task = config.algorithm, config.task
     if task is None:
@@ -31,7 +31,7 @@ def flow_settings(config: Config) -> FlowSettings:
         responses_per_prompt=algorithm.responses_per_prompt,
         max_new_tokens=config.sampling.max_new_tokens,
         normalise_advantage=algorithm.normalise_advantage,
-        limits=RunLimits(steps=config.run.steps),
+        limits=limits or RunLimits(steps=config.run.steps),
         reward_deadline_s=SILENCE_TIMEOUTS * task.reward_timeout + SILENCE_FLOOR_S,
         eval_every_steps=config.evaluation.every_steps,
         eval_prompts=config.evaluation.prompts,
@@ -44,13 +44,14 @@ def open_flow(
     tokenizer: Tokenizer,
     rewards: RewardClient,
     *,
+    limits: RunLimits | None = None,
     clock: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
     on_change: Callable[[], None] = lambda: None,
 ) -> Flow:
-    """Open (or create) the run's ledger and build its flow. Paths in `config` must be resolved already. ConfigError for
-    data that does not fit, LedgerError when the ledger cannot be used."""
-    settings = flow_settings(config)
+    """Open (or create) the run's ledger and build its flow. Paths in `config` must be resolved already; `limits`: default
+    those of the configuration. ConfigError for data that does not fit, LedgerError when the ledger cannot be used."""
+    settings = flow_settings(config, limits)
     task = make_task(config, tokenizer)
     return Flow(
         settings=settings,

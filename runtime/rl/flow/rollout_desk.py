@@ -88,7 +88,7 @@ class RolloutDesk:
         state, ledger = self._state, self._state.ledger
         silent = [
             r for r in state.replicas
-            if now_s - r.seen_s > state.settings.lease_s and (state.held(r) or self._evaluation.holds(r.key))
+            if now_s - r.seen_s > state.limits.lease_s and (state.held(r) or self._evaluation.holds(r.key))
         ]  # fmt: skip
         unknown = [key for key in ledger.book.held if state.replicas.get(*key) is None]
         if silent or unknown:
@@ -241,7 +241,7 @@ class RolloutDesk:
         others = [
             self._load(r) for r in state.replicas
             if r is not replica and self._routable(r) and r.stats.slots and r.synced
-            and now_s - r.seen_s < state.settings.lease_s * FRESH
+            and now_s - r.seen_s < state.limits.lease_s * FRESH
         ]  # fmt: skip
         wanted = dispatch.grant(load, others, waiting=waiting)
         if wanted <= 0:

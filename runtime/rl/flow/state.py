@@ -25,7 +25,6 @@ class FlowSettings:
     max_new_tokens: int
     normalise_advantage: bool = True
     limits: RunLimits = RunLimits()
-    lease_s: float = 15.0  # a replica silent for longer loses its leases
     stall_s: float = 60.0  # a sample without a new token for longer loses its lease, though its replica speaks
     reward_deadline_s: float = 60.0  # without any answer from the verifiers
     eval_every_steps: int = 0
