@@ -18,12 +18,13 @@ from runtime.backends.ray.observer import Observer
 from runtime.backends.ray.world import World
 from runtime.core.action import Step
 from runtime.core.observation import DeviceSeen, HostSeen, Observation
-from runtime.rl.types import FlowStatus
+from runtime.rl.types import FlowStatus, RunLimits
 from runtime.runs import RunInfo
 from runtime.telemetry.client import TelemetryAgent
 from runtime.telemetry.reading import Watch
 
 STALE_S = 3.0
+HUSH_S = 3.0
 logger = logging.getLogger(__name__)
 
 
@@ -98,9 +99,10 @@ class RayBackend:
         told = (pid, fleet_usd_per_h(kinds, (d.kind for d in devices if d.present is not False))) if pid else None
         if told is None or told == self._told:
             return
-        if self._told is None or self._told[0] != pid:
+        if (self._told is None or self._told[0] != pid) and self._world.limits != RunLimits():
             self._executor.tell("set_limits", self._world.limits)
-        self._executor.tell("set_cost", told[1])
+        if told[1] != (self._told[1] if self._told is not None and self._told[0] == pid else None):
+            self._executor.tell("set_cost", told[1])
         self._told = told
 
     def apply(self, step: Step) -> None:
@@ -112,6 +114,7 @@ class RayBackend:
         if not self._finished.acquire(blocking=False):
             return
         self._observer.stop()
+        self._executor.hush(HUSH_S)
         Ending(self._world, self._head, self._observer.flow, deadline_s).run()
         self._telemetry.close()
 
@@ -120,6 +123,7 @@ class RayBackend:
         if not self._finished.acquire(blocking=False):
             return
         self._observer.stop()
+        self._executor.hush(HUSH_S)
         self._telemetry.close()
         ray_cluster.disconnect()
 

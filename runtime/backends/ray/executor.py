@@ -56,6 +56,7 @@ class Executor:
         self._quiescing: set[int] = set()
         self._fenced = ""
         self._quarantine: dict[str, str] = {}
+        self._tells: list[threading.Thread] = []
 
     def notes(self) -> dict[BodyName, BodyNote]:
         """Bodies being started, or whose start failed."""
@@ -89,7 +90,15 @@ class Executor:
             except Exception as e:  # noqa: BLE001 - flow may be gone; the observation says so
                 logger.warning("flow.%s: %s", method, in_words(e))
 
-        threading.Thread(target=ask, name=f"tell-{method}", daemon=True).start()
+        thread = threading.Thread(target=ask, name=f"tell-{method}", daemon=True)
+        self._tells = [*(t for t in self._tells if t.is_alive()), thread]
+        thread.start()
+
+    def hush(self, deadline_s: float) -> None:
+        """Wait for what `tell` still says: a call after the connection is closed would make Ray open another by itself."""
+        end = time.monotonic() + deadline_s
+        for thread in self._tells:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def settle_lost(self) -> None:
         """Tell flow of replicas it waits for that have no body any more: Ray ended with them, and nobody stopped them."""
