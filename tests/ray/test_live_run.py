@@ -83,7 +83,11 @@ def test_the_run_goes_on_whatever_happens_to_it(run: LiveRun) -> None:
     made = len(run.metrics())
     _until_lines(run, made + 3)
     run.start("--run", run.info.id)
-    s = run.until(lambda s: steps(s) >= made + 4 and len(by_role(s, "rollout")) == 3, "adoption", deadline_s=WAIT_S)
+    s = run.until(
+        lambda s: steps(s) >= made + 4 and len(by_role(s, "rollout")) == 3 and pids(s).keys() == alive.keys(),
+        "adoption",
+        deadline_s=WAIT_S,
+    )
     assert {name: (pid, start_ticks(pid)) for name, pid in pids(s).items()} == alive
     assert identity_holds(s)
 
