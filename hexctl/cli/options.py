@@ -43,6 +43,15 @@ def run_options(f: F) -> F:
     )(f)
 
 
+def root_option(f: F) -> F:
+    """--root of the commands that read a configuration."""
+    return click.option(
+        "--root",
+        type=click.Path(path_type=Path),
+        help="Folder that holds run folders; default: run.root of the configuration.",
+    )(f)
+
+
 def set_option(f: F) -> F:
     """--set KEY=VALUE."""
     return click.option(

@@ -97,7 +97,9 @@ class AlgorithmSection(Section):
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.95)
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(0, ge=0, description="linear rise to learning_rate; 0: none")
+    decay_steps: int = Field(0, ge=0, description="linear fall to learning_rate_min after the rise; 0: none")
+    learning_rate_min: float = Field(0.0, ge=0, description="where decay_steps ends and the rate stays")
     clip_low: float = Field(0.2, gt=0)
     clip_high: float = Field(0.28, gt=0)
     importance_cap: float = Field(
@@ -107,6 +109,12 @@ class AlgorithmSection(Section):
     grad_norm_max: float = Field(1.0, gt=0)
     normalise_advantage: bool = Field(True, description="divide by the group's standard deviation")
     micro_batch_tokens: int = Field(65536, ge=1)
+
+    @model_validator(mode="after")
+    def _schedule(self) -> "AlgorithmSection":
+        if self.decay_steps and self.learning_rate_min > self.learning_rate:
+            raise ValueError("algorithm.learning_rate_min must not exceed algorithm.learning_rate")
+        return self
 
     @property
     def bound(self) -> int:

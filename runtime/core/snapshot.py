@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from planner.cluster import DeviceKind
+from planner.cluster import DeviceKind, fleet_usd_per_h
 from planner.record import record, replace
 from runtime.api.wire import EventRow, MigrationView, RunState, RunView, Snapshot
 from runtime.core.action import describe
@@ -12,7 +12,6 @@ from runtime.core.reconcile import Blocked, Next, Steps
 from runtime.core.state import ClusterState
 from runtime.core.view import (
     device_rows,
-    fleet_usd_per_h,
     flow_view,
     plan_view,
     proposal_view,
@@ -47,7 +46,7 @@ def snapshot(
     failed: bool = False,
 ) -> Snapshot:
     """Everything a reader may know now. `progress`: what the start-up is doing, in words; shown as problems are."""
-    usd_per_h = fleet_usd_per_h(state, facts.kinds)
+    usd_per_h = fleet_usd_per_h(facts.kinds, (d.kind for d in state.present))
     flow = None if obs is None or obs.flow is None else flow_view(obs.flow, usd_per_h, facts.groups_per_batch)
     looked_up = sources(state, obs, memory.rates, facts.kinds, facts.limits)
     return Snapshot(

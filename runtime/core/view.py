@@ -17,13 +17,6 @@ from runtime.core.unit_belief import Seen, seen_units
 from runtime.rl.types import FlowStatus
 
 
-def fleet_usd_per_h(state: ClusterState, kinds: Mapping[str, DeviceKind]) -> float | None:
-    """What all devices that are there cost an hour, idle ones too; None unless every one of them has a price."""
-    prices = [kinds[d.kind].price_usd_per_h if d.kind in kinds else None for d in state.present]
-    known = [p for p in prices if p is not None]
-    return sum(known) if known and len(known) == len(prices) else None
-
-
 def usd_per_mtok(usd_per_h: float | None, tokens_per_s: float | None) -> float | None:
     """Dollars per million tokens at that rate; None without a price or a rate, never 0."""
     if usd_per_h is None or tokens_per_s is None or not tokens_per_s > 0:

@@ -3,10 +3,11 @@
 from collections import deque
 from collections.abc import Mapping
 
+from planner.cluster import fleet_usd_per_h
 from runtime.core.observation import Observation
 from runtime.core.snapshot import Facts
 from runtime.core.state import ClusterState
-from runtime.core.view import fleet_usd_per_h, usd_per_mtok
+from runtime.core.view import usd_per_mtok
 
 EVERY_S = 1.0
 KEPT = 240
@@ -31,7 +32,9 @@ class Series:
             "queue_batches": flow.queue_groups / max(1, facts.groups_per_batch),
             "generated_tokens_per_s": flow.generated_tokens_per_s,
             "tokens_per_s": flow.trained_tokens_per_s,
-            "usd_per_mtok": usd_per_mtok(fleet_usd_per_h(state, facts.kinds), flow.trained_tokens_per_s),
+            "usd_per_mtok": usd_per_mtok(
+                fleet_usd_per_h(facts.kinds, (d.kind for d in state.present)), flow.trained_tokens_per_s
+            ),
         }
         for name, value in figures.items():
             if value is not None:

@@ -9,7 +9,7 @@ import click
 
 from hexctl.cli.extras import need_run_extra
 from hexctl.cli.main import COMMANDS
-from hexctl.cli.options import load, seconds, set_option
+from hexctl.cli.options import load, root_option, seconds, set_option
 from hexctl.cli.which import choose_run
 from runtime.errors import ConfigError
 from runtime.runs import list_runs
@@ -22,11 +22,7 @@ from runtime.runs import list_runs
 )
 @click.argument("config", metavar="[CONFIG]", required=False)
 @click.option("--run", "run_id", metavar="ID", help="Take over that run, or with a CONFIG give a new one that id.")
-@click.option(
-    "--root",
-    type=click.Path(path_type=Path),
-    help="Folder that holds run folders; default: run.root of the configuration.",
-)
+@root_option
 @click.option("--steps", type=click.IntRange(min=1), help="End the run after that many optimiser steps.")
 @click.option("--for", "duration", metavar="DURATION", help="End the run after that long, such as 5m.")
 @set_option

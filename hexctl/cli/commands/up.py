@@ -8,7 +8,7 @@ import click
 
 from hexctl.cli.exits import say
 from hexctl.cli.main import COMMANDS
-from hexctl.cli.options import load, set_option
+from hexctl.cli.options import load, root_option, run_options, set_option
 from hexctl.cli.which import choose_run, explained
 from runtime.errors import UnreachableError
 from runtime.runs import RunInfo, list_runs
@@ -29,11 +29,7 @@ _theme = click.option("--theme", metavar="NAME", help="Colours of the dashboard.
 )
 @click.argument("config", metavar="[CONFIG]", required=False)
 @click.option("--run", "run_id", metavar="ID", help="Come back to that run, taking it over if its daemon is gone.")
-@click.option(
-    "--root",
-    type=click.Path(path_type=Path),
-    help="Folder that holds run folders; default: run.root of the configuration.",
-)
+@root_option
 @click.option("--detach", "-d", is_flag=True, help="No dashboard: wait until the run works, print its id.")
 @_theme
 @set_option
@@ -71,14 +67,7 @@ def up(
 
 
 @click.command(help=COMMANDS["attach"][1])
-@click.option("--run", "run_id", metavar="ID", help="The run, by id or the start of it; default: the only live one.")
-@click.option(
-    "--root",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Folder that holds run folders.",
-)
+@run_options
 @_theme
 def attach(*, run_id: str | None, root: Path, theme: str | None) -> int:
     from hexctl.cli.launch import answers

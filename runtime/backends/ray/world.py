@@ -89,38 +89,29 @@ def _threads(name: str, *, gpu: bool, paced: bool) -> int:
 
 def start_rewards(world: World) -> Any:
     """The rewards actor, found or made."""
-    me = world.identity(names.REWARDS, names.REWARDS, world.daemon_epoch)
-    return (
-        world.ray.remote(RewardActor)
-        .options(
-            name=names.REWARDS,
-            namespace=world.namespace,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=0,
-            max_concurrency=FLOW_CALLS,
-        )
-        .remote(me, world.parts.rewards, world.config, world.paths)
-    )
+    return _service(world, RewardActor, names.REWARDS, 0, world.parts.rewards, world.config, world.paths)
 
 
 def start_flow(world: World) -> Any:
     """The flow actor, found or made. Ray restarts it for ever; a call that was under way is the caller's to repeat."""
-    me = world.identity(names.FLOW, names.FLOW, world.daemon_epoch)
+    return _service(world, FlowActor, names.FLOW, -1, world.parts.flow, world.config, world.paths, world.limits)
+
+
+def _service(world: World, actor: type, name: str, restarts: int, *parts: Any) -> Any:
+    """An actor that holds no device. `restarts`: as Ray counts them, -1 for ever."""
     return (
-        world.ray.remote(FlowActor)
+        world.ray.remote(actor)
         .options(
-            name=names.FLOW,
+            name=name,
             namespace=world.namespace,
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,
-            max_restarts=-1,
+            max_restarts=restarts,
             max_task_retries=0,
             max_concurrency=FLOW_CALLS,
         )
-        .remote(me, world.parts.flow, world.config, world.paths, world.limits)
+        .remote(world.identity(name, name, world.daemon_epoch), *parts)
     )
 
 

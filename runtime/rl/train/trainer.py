@@ -16,6 +16,7 @@ from runtime.rl.train import checkpoint
 from runtime.rl.train.loss import Objective, policy_loss, token_logprobs, token_terms
 from runtime.rl.train.metrics import TokenFigures, batch_metrics, token_metrics
 from runtime.rl.train.packing import MicroBatch, micro_batches
+from runtime.rl.train.schedule import learning_rate
 from runtime.rl.types import CheckpointMark, StepMetrics, TrainBatch, WeightsRef
 from runtime.rl.weights import write_generation
 from runtime.rl.weights.sealed import sweep
@@ -110,15 +111,15 @@ class TorchTrainer:
             loss += piece_loss
             figures.append(piece_figures)
         gradients_s = time.perf_counter() - started
-        learning_rate = self._learning_rate(batch.step)
-        grad_norm, skipped = self._update(learning_rate) if figures else (0.0, True)
+        rate = learning_rate(self._algorithm, batch.step)
+        grad_norm, skipped = self._update(rate) if figures else (0.0, True)
         self._version += 1
         return {
             **batch_metrics(batch),
             **token_metrics(figures),
             "loss": loss,
             "grad_norm": grad_norm,
-            "learning_rate": learning_rate,
+            "learning_rate": rate,
             "update_skipped": float(skipped),
             "gradients_s": gradients_s,
             "step_s": time.perf_counter() - started,
@@ -223,22 +224,18 @@ class TorchTrainer:
         )
         return float(loss.detach()), figures
 
-    def _update(self, learning_rate: float) -> tuple[float, bool]:
+    def _update(self, rate: float) -> tuple[float, bool]:
         """Clip and step. Returns the gradient's norm before clipping, and whether the update was left out."""
         norm = float(nn.utils.clip_grad_norm_(self._masters.values(), self._algorithm.grad_norm_max))
         finite = math.isfinite(norm)
         if finite:
             for group in self._optimiser.param_groups:
-                group["lr"] = learning_rate
+                group["lr"] = rate
             self._optimiser.step()
             self._optimiser_steps += 1
             self._to_model()
         self._optimiser.zero_grad(set_to_none=True)
         return norm, not finite
-
-    def _learning_rate(self, step: int) -> float:
-        warmup = self._algorithm.warmup_steps
-        return self._algorithm.learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
 
     @torch.no_grad()
     def _to_model(self) -> None:
