@@ -62,8 +62,24 @@ def _auto(config: Config, own_run: str | None) -> Discovery:
         )
         return Discovery(cluster=_cluster(config, free, cpus=1), label="mixed", notes=(*notes, extra))
     notes = (*notes, f"no free GPU: {why}" if why else "no free GPU")
-    rest = _declared(config) if config.fleet.devices else _cpu(config)
+    rest = _on_this_host(config, notes) if config.fleet.devices else _cpu(config)
     return Discovery(cluster=rest.cluster, label=rest.label, notes=(*notes, *rest.notes))
+
+
+def _on_this_host(config: Config, notes: tuple[str, ...]) -> Discovery:
+    """The declared devices as parts of the host's CPU; paced ones where their speeds are declared."""
+    unknown = sorted({d.kind for d in config.fleet.devices} - config.fleet.kinds.keys())
+    if unknown:
+        raise FleetError(
+            "devices are declared that this machine does not have",
+            where="fleet.devices",
+            got=f"{', '.join(unknown)}; {'; '.join(notes)}",
+            expected="GPUs, or kinds declared in fleet.kinds",
+            hint='take fleet.devices out, or plan only, with fleet.source = "declared"',
+        )
+    source = "paced" if config.fleet.pacing is not None else "cpu"
+    fleet = config.fleet.model_copy(update={"source": source})
+    return _declared(config.model_copy(update={"fleet": fleet}))
 
 
 def _gpus(config: Config, own_run: str | None) -> Discovery:

@@ -11,7 +11,7 @@ from runtime.backends.fleet import discover
 from runtime.backends.gpu_kinds import gpu_kind
 from runtime.backends.ray.devices import memory_back
 from runtime.backends.ray.locks import claim, owner
-from runtime.config.schema import Config, FleetSection, KindSection, ModelSection
+from runtime.config.schema import Config, DeviceSection, FleetSection, KindSection, ModelSection
 from runtime.errors import FleetError
 from runtime.runs import mark
 from runtime.telemetry.reading import GpuReading, HostReading, Report
@@ -33,6 +33,39 @@ def test_the_cpu_is_two_devices() -> None:
     assert [d.kind for d in found.cluster.devices] == ["host-cpu", "host-cpu"]
     assert not any(k.paced for k in found.cluster.kinds.values())
     assert found.notes
+
+
+@pytest.fixture
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEXCTL_NVML", "/nowhere/libnvidia-ml.so.1")
+
+
+def auto(kind: str, *, kinds: bool = True, pacing: Path | None = None) -> Config:
+    section = KindSection(peak_flops=1e9, hbm=1e9, memory=1e8, link=1e8)
+    devices = (DeviceSection(kind=kind, count=2),)
+    return Config(
+        model=MODEL,
+        fleet=FleetSection(source="auto", devices=devices, kinds={kind: section} if kinds else {}, pacing=pacing),
+    )
+
+
+@pytest.mark.usefixtures("no_driver")
+@pytest.mark.parametrize(("pacing", "label"), [(None, "cpu"), (Path("speeds.toml"), "paced")])
+def test_without_a_gpu_the_declared_devices_are_the_hosts_cpu(pacing: Path | None, label: str) -> None:
+    """A file with declared speeds makes them paced ones, as fleet.source = "paced" would."""
+    found = discover(auto("small", pacing=pacing))
+    assert found.label == label
+    assert [d.id for d in found.cluster.devices] == [f"{label}-n0-0", f"{label}-n0-1"]
+    assert {k.paced for k in found.cluster.kinds.values()} == {label == "paced"}
+    assert "no free GPU" in found.notes[0]
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_the_cpu_does_not_pose_as_a_card() -> None:
+    """Cards that are declared but not there: an error, no CPU under their name."""
+    with pytest.raises(FleetError, match="does not have") as e:
+        discover(auto("H100", kinds=False))
+    assert "H100" in str(e.value.got)
 
 
 def test_foreign_and_broken_cards_are_left_out_and_said() -> None:

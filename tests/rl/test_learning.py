@@ -13,31 +13,17 @@ import pytest
 import torch
 
 from planner.record import record
-from runtime.config.schema import AlgorithmSection
-from runtime.rl.model import Decoder, DecoderConfig, build_seeded
+from runtime.config.load import load_config
+from runtime.rl.model import Decoder, build_seeded
+from runtime.rl.model import load_config as load_model_config
 from runtime.rl.train.advantage import group_advantages
 from runtime.rl.train.trainer import TorchTrainer
 from runtime.rl.types import SampleId, TrainBatch, TrainSample
 
 EOS, DIGITS, EQUALS, SPACE = 1, range(2, 12), 12, 15
 
-MODEL = DecoderConfig.from_hf(
-    {
-        "model_type": "qwen3",
-        "vocab_size": 16,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "head_dim": 32,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000.0,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.125,
-    },
-    scale_logits=True,
-)
+CONFIG = load_config(Path(__file__).parents[2] / "configs/local.toml").config
+MODEL = load_model_config(CONFIG.model.path, scale_logits=CONFIG.model.scale_logits)
 
 
 @record
@@ -49,7 +35,6 @@ class Setting:
     prompts: int
     responses: int = 8
     lag: int = 0
-    learning_rate: float = 5e-3
 
 
 def prompt_of(digits: tuple[int, ...], longest: int) -> tuple[int, ...]:
@@ -128,8 +113,8 @@ def learn(folder: Path, s: Setting, *, seed: int, steps: int, until: float = 2.0
     model = build_seeded(MODEL, seed, torch.float32)
     trainer = TorchTrainer(
         model,
-        algorithm=AlgorithmSection(learning_rate=s.learning_rate, entropy_coefficient=0.003),
-        temperature=1.0,
+        algorithm=CONFIG.algorithm,
+        temperature=CONFIG.sampling.temperature,
         checkpoints=folder,
         weights=folder,
     )
@@ -148,7 +133,7 @@ def mean_reward(metrics: list[dict[str, float]]) -> float:
 
 
 def test_a_short_copy_is_learnt_in_seconds(tmp_path):
-    s = Setting(shortest=1, longest=3, prompts=16, lag=2, learning_rate=5e-3)
+    s = Setting(shortest=1, longest=3, prompts=16, lag=2)
     metrics = learn(tmp_path, s, seed=0, steps=150, until=0.4)
     assert metrics[0]["reward_mean"] < 0.2
     assert mean_reward(metrics[-10:]) > 0.4
@@ -163,7 +148,8 @@ def test_a_short_copy_is_learnt_in_seconds(tmp_path):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_embedded_default_is_learnt_on_every_seed(tmp_path, seed, lag):
     """Answers of 4 to 12 tokens, 32 x 8 samples a step: from below 0.2 to above 0.9 within 250 steps."""
-    s = Setting(shortest=3, longest=11, prompts=32, lag=lag)
+    task, algorithm = CONFIG.task, CONFIG.algorithm
+    s = Setting(task.min_length, task.max_length, algorithm.prompts_per_step, algorithm.responses_per_prompt, lag)
     metrics = learn(tmp_path, s, seed=seed, steps=250, until=0.9)
     assert metrics[0]["reward_mean"] < 0.2
     assert mean_reward(metrics[-10:]) > 0.9, f"after {len(metrics)} steps"

@@ -123,7 +123,9 @@ def _row(d: DeviceRow) -> tuple[str, ...]:
     drift = None
     if d.tokens_per_s is not None and d.predicted_tokens_per_s:
         drift = d.tokens_per_s / d.predicted_tokens_per_s - 1
-    memory = DASH if d.memory_used_bytes is None else f"{size(d.memory_used_bytes)}/{size(d.memory_total_bytes)}"
+    memory = DASH if d.memory_used_bytes is None else size(d.memory_used_bytes)
+    if d.memory_used_bytes is not None and d.memory_total_bytes is not None:
+        memory += f"/{size(d.memory_total_bytes)}"
     marks = [d.note] if d.note else []
     if d.pinned:
         marks.insert(0, f"pinned {d.pinned}")

@@ -35,7 +35,7 @@ def device_details(s: Snapshot, device_id: str, ctx: Context, width: int) -> tup
         _pair("process", n.NA if d.pid is None else f"pid {d.pid}"),
         (),
         _pair("utilisation", n.percent(d.util_share, 0)),
-        _pair("memory", f"{n.byte_size(d.memory_used_bytes)} of {n.byte_size(d.memory_total_bytes)}"),
+        _pair("memory", _memory(d)),
         _pair("power", n.NA if d.power_w is None else f"{n.grouped(d.power_w)} W"),
         _pair("temperature", n.NA if d.temperature_c is None else f"{n.grouped(d.temperature_c)} °C"),
         (),
@@ -54,6 +54,11 @@ def device_details(s: Snapshot, device_id: str, ctx: Context, width: int) -> tup
             told = event_line(e, s, ctx)
             out += wrap(f"{told.time} {told.message}", width)
     return clean(d.display), tuple(out)
+
+
+def _memory(d: DeviceRow) -> str:
+    used = n.byte_size(d.memory_used_bytes)
+    return used if d.memory_total_bytes is None else f"{used} of {n.byte_size(d.memory_total_bytes)}"
 
 
 def _overrides(d: DeviceRow) -> str:

@@ -160,8 +160,10 @@ def _util(r: FleetRow, width: int) -> Line:
 def _memory(r: FleetRow, width: int) -> Line:
     if r.memory_used_bytes is None:
         return line(_DASH)
+    if not r.memory_total_bytes:
+        return line(Span(n.gibibytes(r.memory_used_bytes).rjust(7)))
     figure = f"{n.gibibytes(r.memory_used_bytes)}/{n.gibibytes(r.memory_total_bytes)}".rjust(7)
-    share = r.memory_used_bytes / r.memory_total_bytes if r.memory_total_bytes else None
+    share = r.memory_used_bytes / r.memory_total_bytes
     return (*bar(share, width - 8), Span(" "), Span(figure)) if width > 8 else line(Span(figure))
 
 

@@ -48,7 +48,7 @@ class DeviceView:
         process = processes.get(carrier.pid) if carrier is not None and carrier.pid is not None else None
         lag = carrier.host_lag_share if carrier is not None else None
         share = process.cpu_share if process is not None else None
-        paced = self._cluster.kinds[device.kind].paced
+        kind = self._cluster.kinds[device.kind]
         return DeviceSeen(
             id=device.id,
             kind=device.kind,
@@ -58,8 +58,9 @@ class DeviceView:
             sample=DeviceSample(
                 util_share=None if share is None else min(1.0, share),
                 memory_used_bytes=process.resident_bytes if process is not None else None,
-                memory_total_bytes=self._cluster.kinds[device.kind].memory_bytes,
-                host_bound=lag > HOST_BOUND if paced and lag is not None else None,
+                # A paced device's memory is declared, not enforced: a process's real size is no share of it.
+                memory_total_bytes=None if kind.paced else kind.memory_bytes,
+                host_bound=lag > HOST_BOUND if kind.paced and lag is not None else None,
             ),
             age_s=age_s,
         )
