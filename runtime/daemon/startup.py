@@ -54,7 +54,8 @@ def hexctl_version() -> str:
 def open_run(options: Options) -> OpenRun:
     """Find or make the run that the options mean, take its lock and its next epoch.
 
-    RefusedError: it has a daemon. ConfigError: nothing says which run. RunError: no space, read-only folder.
+    RefusedError: it has a daemon. ConfigError: nothing says which run, no space, or a folder that
+    cannot be written.
     """
     loaded = None if options.config is None else load_config(options.config)
     root = options.root or (loaded.config.run.root if loaded is not None else Path("runs"))
@@ -113,7 +114,7 @@ def _make(options: Options, loaded: LoadedConfig, root: Path) -> OpenRun:
         paths = RunPaths(folder=folder, short=short)
         paths.config.write_text(resolved_toml(loaded))
     except OSError as e:
-        raise RunError(
+        raise ConfigError(
             "cannot make the run folder",
             where=str(folder),
             got=e.strerror or str(e),
@@ -167,11 +168,12 @@ def _adopt(info: RunInfo, loaded: LoadedConfig | None) -> OpenRun:
 def _check_disk(folder: Path, floor_bytes: float) -> None:
     free = shutil.disk_usage(folder).free
     if free < floor_bytes:
-        raise RunError(
+        raise ConfigError(
             "too little free disk",
             where=str(folder),
             got=f"{free / 1e9:.2f} GB",
             expected=f"at least {floor_bytes / 1e9:.2f} GB (run.disk_floor)",
+            hint="free some, or name another folder with --root",
         )
 
 

@@ -39,8 +39,8 @@ class LoopTiming:
     """When a replica speaks to flow."""
 
     flush_tokens: int = 32  # unflushed tokens of one sample
-    flush_s: float = 0.25  # between flushes
-    finished_flush_s: float = 0.1  # as above when a finished sample waits to be replaced
+    flush_s: float = 0.25  # between flushes of everything
+    finished_flush_s: float = 0.1  # between flushes of finished samples, which wait to be replaced
     idle_s: float = 0.1  # between pleas for work; also the longest rest
     retry_s: float = 0.1  # after the first failed exchange, doubled up to `retry_max_s`
     retry_max_s: float = 2.0
@@ -85,9 +85,15 @@ class Unflushed:
 
     def take(self) -> tuple[Append, ...]:
         """Everything, and start anew."""
-        appends = tuple(a for of_sample in self._appends.values() for a in of_sample)
-        self._appends = {}
-        self.tokens = self.longest = self.finished = 0
+        return self._taken(list(self._appends))
+
+    def take_finished(self) -> tuple[Append, ...]:
+        """All of the finished samples; what runs goes on gathering, so that the journal has few and long segments."""
+        return self._taken([s for s, appends in self._appends.items() if appends[-1].finished is not None])
+
+    def _taken(self, samples: list[SampleId]) -> tuple[Append, ...]:
+        appends = tuple(a for s in samples for a in self._appends[s])
+        self.drop(samples)
         return appends
 
     def __bool__(self) -> bool:

@@ -88,6 +88,7 @@ class ReplicaLoop:
         self._released: list[SampleId] = []
         self._order: ReplicaOrder = "serve"
         self._urgent = True  # something flow should know at once
+        self._flushed_at = float("-inf")  # everything, that is
         self._refused: tuple[str, float] | None = None  # digest of weights that failed, when to try again
         self._failure = ""
         self._rate = _Rate()
@@ -202,23 +203,34 @@ class ReplicaLoop:
         self._rate.add(now - started, tokens)
         return bool(appends)
 
+    def _all_due(self) -> bool:
+        """Whether everything unflushed should go to flow now, running samples too."""
+        timing = self._timing
+        if self._urgent or self._unflushed.longest >= timing.flush_tokens:
+            return True
+        return bool(self._unflushed) and self._clock() >= self._flushed_at + timing.flush_s
+
     def _due(self) -> bool:
         """Whether flow should hear from us now."""
         now, sent_at, timing = self._clock(), self._exchanges.sent_at, self._timing
-        if self._urgent or self._unflushed.longest >= timing.flush_tokens:
+        if self._all_due():
             return True
         if self._unflushed:
-            return now >= sent_at + (timing.finished_flush_s if self._unflushed.finished else timing.flush_s)
+            return bool(self._unflushed.finished) and now >= sent_at + timing.finished_flush_s
         # Nothing to tell: ask for work, one question at a time, since flow may take its time to answer it.
         return not self._exchanges.unacknowledged and now >= sent_at + timing.idle_s
 
     def _send(self) -> bool:
         leaving = self._order == "stop"  # without weights a replica is given no more work
+        if self._all_due():
+            appends, self._flushed_at = self._unflushed.take(), self._clock()
+        else:
+            appends = self._unflushed.take_finished()
         request = ExchangeRequest(
             replica=self._replica,
             epoch=self._epoch,
             seq=self._exchanges.next_seq,
-            appends=self._unflushed.take(),
+            appends=appends,
             released=tuple(self._released),
             version=None if leaving else self._engine.version,
             digest=None if leaving else self._engine.digest,

@@ -199,7 +199,7 @@ Here = Callable[..., tuple[int, str]]
 
 def test_too_little_disk_is_refused_before_a_folder_is_made(daemons: Daemons, here: Here) -> None:
     code, err = here(daemons.config(run='disk_floor = "900 TB"'))
-    assert code == 1
+    assert code == 2
     assert "too little free disk" in err
     assert "run.disk_floor" in err
     assert list(daemons.root.iterdir()) == []
@@ -222,7 +222,7 @@ def test_what_is_wrong_on_the_command_line_is_2(daemons: Daemons, here: Here) ->
 def test_a_root_that_is_a_file_is_one_clear_error(daemons: Daemons, here: Here) -> None:
     daemons.root.write_text("in the way")
     code, err = here(daemons.config())
-    assert code == 1, err
+    assert code == 2, err
     assert "cannot make the run folder" in err
     assert str(daemons.root) in err
 

@@ -63,6 +63,19 @@ def test_a_finished_sample_does_not_wait_for_the_long_flush() -> None:
     assert world.clock.now < 0.45
 
 
+def test_a_finished_sample_does_not_cut_the_segments_of_those_that_run() -> None:
+    """A short sample ends every now and then; a long one beside it is still journalled in pieces of 250 ms."""
+    world = World(step_s=0.05, slots=2)
+    long = SampleId(0, 5)  # 58 tokens
+    world.desk.pending = [long, *(SampleId(12 * i, 0) for i in range(14))]  # 3 tokens each
+    world.run(4.0)
+    assert long in world.desk.finished
+    pieces = [len(a.tokens) for r in world.desk.applied for a in r.appends if a.sample == long]
+    assert len([r for r in world.desk.applied if any(a.finished for a in r.appends)]) > 10
+    assert max(pieces) <= 6
+    assert len(pieces) <= 58 / 5 + 2
+
+
 # ---- a broken line
 
 
@@ -383,8 +396,13 @@ def test_the_loop_counts_what_it_decodes(tmp_path: Path) -> None:
     counter.close()
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), max_size=60))
-def test_unflushed_joins_runs_of_one_version_and_loses_nothing(steps: list[tuple[int, int, bool]]) -> None:
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), max_size=60),
+    ended=st.sets(st.integers(0, 3)),
+)
+def test_unflushed_joins_runs_of_one_version_and_loses_nothing(
+    steps: list[tuple[int, int, bool]], ended: set[int]
+) -> None:
     unflushed = Unflushed()
     lengths: dict[SampleId, int] = {}
     versions: dict[SampleId, list[int]] = {}
@@ -400,7 +418,17 @@ def test_unflushed_joins_runs_of_one_version_and_loses_nothing(steps: list[tuple
         versions.setdefault(sample, []).append(version)
     assert unflushed.tokens == sum(lengths.values())
     assert unflushed.longest == max(lengths.values(), default=0)
-    taken = unflushed.take()
+    for member in ended:
+        sample = SampleId(0, member)
+        start = lengths.get(sample, 0)
+        unflushed.add(append(sample, start, 1, version=9, finished=True))
+        lengths[sample] = start + 1
+        versions.setdefault(sample, []).append(9)
+    running = sum(n for s, n in lengths.items() if s.member not in ended)
+    finished = unflushed.take_finished()
+    assert {a.sample.member for a in finished} == ended
+    assert (unflushed.tokens, unflushed.finished) == (running, 0)
+    taken = (*finished, *unflushed.take())
     assert (unflushed.tokens, unflushed.longest, bool(unflushed)) == (0, 0, False)
     for sample, length in lengths.items():
         mine = [a for a in taken if a.sample == sample]
