@@ -93,7 +93,7 @@ def _replica(p: Placement, problem: Problem, devices: dict[str, Device], ctx: Co
     if limit < 1:
         yield f"{who}: weights and the longest sequence do not fit in memory"
     elif p.max_running is not None and not 1 <= p.max_running <= limit:
-        yield f"{who}: {p.max_running} running samples, memory allows {limit}"
+        yield f"{who}: {p.max_running} running samples, engine and memory allow {limit}"
 
 
 def _trainer(p: Placement, problem: Problem, devices: dict[str, Device], ctx: Context) -> Iterator[str]:

@@ -20,6 +20,7 @@ class Capabilities:
 
     rollout_max_tp: int = 8
     rollout_max_pp: int = 4
+    rollout_max_running: int | None = None  # samples a replica decodes at once; None: as many as memory allows
     train_max_devices: int | None = None  # None: no limit
     train_max_tp: int = 8
     train_max_pp: int = 8

@@ -5,7 +5,7 @@ from planner.cost.assumptions import Assumptions
 from planner.cost.lengths import Moments, moments
 from planner.model import ModelSpec
 from planner.problem import Problem, TrainerKind
-from planner.record import record
+from planner.record import record, replace
 from planner.workload import Workload
 
 
@@ -31,12 +31,15 @@ class Context:
 
 
 def context_of(problem: Problem, assumptions: Assumptions | None = None) -> Context:
-    """The context of a problem."""
+    """The context of a problem; what its engine can run at once caps the assumption."""
+    a, cap = assumptions or Assumptions(), problem.capabilities.rollout_max_running
+    if cap is not None:
+        a = replace(a, max_running=min(a.max_running, cap))
     return Context(
         cluster=problem.cluster,
         model=problem.model,
         workload=problem.workload,
         trainer=problem.capabilities.trainer,
         m=moments(problem.workload),
-        a=assumptions or Assumptions(),
+        a=a,
     )

@@ -65,7 +65,9 @@ def problem_from_config(
         dtype = config.model.rollout_dtype or config.model.dtype
         model = replace(model, dtype_bytes=_DTYPE_BYTES[dtype])
     planner = config.planner
-    capabilities = Capabilities.single_device_roles() if planner.capabilities == "runtime" else Capabilities()
+    capabilities = Capabilities()
+    if planner.capabilities == "runtime":
+        capabilities = replace(Capabilities.single_device_roles(), rollout_max_running=config.sampling.max_running)
     return Problem(
         cluster=cluster,
         model=model,

@@ -10,6 +10,7 @@ from planner import CATALOGUE, Capabilities, Feasible, Problem, device_kind, sol
 from planner.errors import UnknownName
 from planner.model import load_model_spec
 from planner.override import Override
+from planner.record import replace
 from runtime.config.problem import cluster_from_config, problem_from_config
 from runtime.config.schema import Config
 from runtime.errors import ConfigError
@@ -109,12 +110,13 @@ def test_everything_reaches_the_problem() -> None:
         planner={"objective": "throughput_per_dollar", "floor_tokens_per_s": 9, "capabilities": "runtime"},
         run={"seed": 11},
         model={"source": "pretrained", "path": "models/r1-distill-qwen-1.5b.json", "rollout_dtype": "float32"},
+        sampling={"max_running": 7},
     )
     said = (Override(device="n0/gpu0", kind="cordon"),)
     p = problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path), overrides=said)
     assert (p.workload.mode, p.workload.eta, p.workload.samples_per_step) == ("sync", 0, 15)
     assert (p.workload.proximal_forward, p.workload.response.max_tokens) == (False, 64)
-    assert p.capabilities == Capabilities.single_device_roles()
+    assert p.capabilities == replace(Capabilities.single_device_roles(), rollout_max_running=7)
     assert (p.objective, p.floor_tokens_per_s, p.seed) == ("throughput_per_dollar", 9, 11)
     assert p.model.dtype_bytes == 4
     assert p.overrides == said

@@ -20,6 +20,7 @@ from planner.cost.training import StageShape, TrainerShape, assign_sequences, pa
 from planner.cost.update import update_s
 from planner.model import ModelSpec
 from planner.plan import Placement, Plan, Stage
+from planner.problem import Capabilities
 from planner.record import replace
 from planner.workload import Lengths
 
@@ -98,6 +99,14 @@ def test_running_batch_fills_kv_memory_and_leaves_room_for_its_fluctuation() -> 
     b, m = cost.running_limit(shape), cost.moments
     assert b * m.context + 2 * math.sqrt(b) * m.context_sd <= capacity
     assert (b + 1) * m.context + 2 * math.sqrt(b + 1) * m.context_sd > capacity
+
+
+def test_what_the_engine_can_run_caps_the_batch() -> None:
+    shape = ReplicaShape(kind="bandwidth", tp=1)
+    free = CostModel(problem()).running_limit(shape)
+    for cap in (1, free - 1, free, free + 1):
+        limited = CostModel(problem(capabilities=Capabilities(rollout_max_running=cap)))
+        assert limited.running_limit(shape) == min(cap, free)
 
 
 def test_more_memory_runs_more_and_more_running_is_faster_and_slower_for_each() -> None:

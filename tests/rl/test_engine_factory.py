@@ -14,19 +14,19 @@ from runtime.rl.weights import write_generation
 MODELS = Path(__file__).parents[2] / "configs" / "models"
 
 
-def config(**model: Any) -> Config:
+def config(*, max_running: int = 4, **model: Any) -> Config:
     return Config.model_validate(
         {
             "run": {"seed": 5},
             "model": {"source": "seeded", "path": MODELS / "tiny-qwen3", "scale_logits": True} | model,
-            "sampling": {"temperature": 0.8, "max_new_tokens": 6},
+            "sampling": {"temperature": 0.8, "max_new_tokens": 6, "max_running": max_running},
             "lengths": {"prompt_max": 10},
         }
     )
 
 
 def test_limits_come_from_the_configuration() -> None:
-    spec = build_engine(config(rollout_dtype="bfloat16"), slots=4).spec
+    spec = build_engine(config(rollout_dtype="bfloat16")).spec
     assert (spec.slots, spec.dtype, spec.seed, spec.temperature) == (4, "float32", 5, 0.8)
     assert spec.kv_tokens == 4 * (10 + 6)
     assert spec.max_length == 128
@@ -40,7 +40,7 @@ def test_it_serves_what_the_trainer_would_publish(tmp_path: Path) -> None:
     from runtime.rl.model import build_seeded, load_config
 
     decoder = build_seeded(load_config(MODELS / "tiny-qwen3", scale_logits=True), 5, torch.float32)
-    engine = build_engine(config(), slots=2)
+    engine = build_engine(config(max_running=2))
     engine.load_weights(write_generation(tmp_path, dict(decoder.named_parameters()), lineage=0, version=0))
     engine.add([Lease(sample=SampleId(0, 0), epoch=1, prompt_tokens=(3, 4, 12), max_new_tokens=6)])
     (append,) = engine.step()

@@ -10,7 +10,6 @@ from runtime.rl.model import DTYPES, DecoderConfig, load_config
 from runtime.rl.tokenizer import Tokenizer, load_tokenizer
 from runtime.rl.weights import read_generation
 
-DEFAULT_SLOTS = 128
 CPU_KV_BYTES = 2**30
 CPU_STEP_FLOP = (
     3e11  # one engine step's prefill on a CPU: a few seconds on a core, so that flow hears of a replica in time
@@ -18,7 +17,7 @@ CPU_STEP_FLOP = (
 CUDA_KV_SHARE = 0.7  # of the memory left after the weights
 
 
-def build_engine(config: Config, *, slots: int = DEFAULT_SLOTS, device: str = "cpu") -> TorchEngine:
+def build_engine(config: Config, *, device: str = "cpu") -> TorchEngine:
     """An engine without weights: the first generation brings them. Paths of `config` must be resolved.
 
     Raises ConfigError when model and tokenizer do not fit each other.
@@ -28,6 +27,7 @@ def build_engine(config: Config, *, slots: int = DEFAULT_SLOTS, device: str = "c
     tokenizer = load_tokenizer(model.tokenizer, model.path.parent)
     check_vocabulary(decoder, tokenizer, where=str(model.path))
     dtype = _compute_dtype(model.rollout_dtype or model.dtype, device)
+    slots = config.sampling.max_running
     longest = config.lengths.prompt_max + config.sampling.max_new_tokens
     spec = EngineSpec(
         slots=slots,
