@@ -60,7 +60,8 @@ def run(command: Callable[[], object]) -> int:
         _debug()
         _forget_stdout()
         error(f"{e.filename or 'standard output'}: {e.strerror}")
-        return Exit.BUG
+        # A path that cannot be used is for its owner to mend; an output that cannot be written lost an answer.
+        return Exit.USAGE if e.filename else Exit.BUG
     except Exception as e:  # noqa: BLE001  (the last line before the shell)
         _debug()
         error(f"this is a bug in hexctl: {type(e).__name__}: {e}", hint="HEXCTL_DEBUG=1 shows the traceback")

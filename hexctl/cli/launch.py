@@ -143,9 +143,12 @@ def _ended_early(run: RunInfo, lost: UnreachableError) -> HexError:
 
 
 def answers(run: RunInfo) -> bool:
-    """Whether the run's daemon answers on its socket."""
-    if not run.paths.api_socket.exists():
-        return False
+    """Whether the run's daemon answers on its socket. RefusedError: it is another user's."""
+    try:
+        if not run.paths.api_socket.exists():
+            return False
+    except PermissionError:
+        pass  # another user's folder: the client says so
     from hexctl.client import Client
 
     with Client(run.paths.api_socket) as client:

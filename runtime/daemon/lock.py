@@ -26,6 +26,13 @@ def acquire(paths: RunPaths, run_id: str) -> DaemonLock:
     path = paths.daemon_lock
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except PermissionError as e:
+        raise RefusedError(
+            f"run {run_id} belongs to another user",
+            where=str(path),
+            got=e.strerror,
+            hint="only the user who started a run may command it",
+        ) from e
     except OSError as e:
         raise RunError("cannot open the daemon's lock", where=str(path), got=e.strerror) from e
     try:

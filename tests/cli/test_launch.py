@@ -139,3 +139,11 @@ def test_every_kind_of_end_has_its_code(capfd: pytest.CaptureFixture[str]) -> No
     err = capfd.readouterr().err
     assert "this is a bug in hexctl: ZeroDivisionError: oops" in err
     assert "Traceback" not in err
+
+
+def test_a_path_that_cannot_be_used_is_the_users_to_mend(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """An OSError that names a path is no bug of ours: 2, one line, no traceback."""
+    assert exits_run((tmp_path / "absent").read_text) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err == f"error: {tmp_path / 'absent'}: No such file or directory\n"
