@@ -2,8 +2,8 @@
 
 Columns are configurations psi = (devices, TP, PP, rate h); y_psi replicas of each and x_psi samples they generate.
 As published it is bilinear (x len <= Theta y h); at a fixed period it is linear: maximise the samples generated in the
-period. The period is then lowered to the root of the plan found, until no plan does more (Dinkelbach's iteration, which
-ends at the optimum after a few rounds).
+period. The period is then lowered to the root of the plan found, until no plan does more just below it (Dinkelbach's iteration; the
+work a plan does never falls with the period, so that is the optimum).
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from planner.record import record
 from planner.space import DeviceClass, replica_shapes
 
 _ROUNDS = 12
+_BELOW = 1 - 1e-9
 
 
 @record
@@ -67,7 +68,9 @@ def best_rollout(
     period = float("inf")
     best: list[int] | None = None
     for _ in range(_ROUNDS):
-        values = [_value(cost, c, period, train_s) for c in columns]
+        # Just below the period: there only a plan that is truly faster does the work. At the period itself another may
+        # give more because it has just become admissible.
+        values = [_value(cost, c, period * _BELOW, train_s) for c in columns]
         chosen = _milp(types, columns, values, cost.rules.work_tokens, mip_seconds)
         if chosen is None or not any(chosen):
             break

@@ -17,6 +17,8 @@ from planner.placing import StageLayout
 from planner.record import record
 from planner.space import BlockShape, DeviceClass, block_shapes
 
+_FEW_MACHINES = 3  # up to so many of a kind, every order of them along a pipeline is tried
+
 
 @record
 class Trainer:
@@ -27,15 +29,20 @@ class Trainer:
     used: tuple[int, ...]  # devices by class
 
 
-def best_trainer(columns: Columns, classes: Sequence[DeviceClass], counts: Sequence[int]) -> Trainer | None:
-    """The fastest trainer on `counts` devices of each class; None when none fits or none covers the pinned devices."""
+def best_trainer(
+    columns: Columns, classes: Sequence[DeviceClass], counts: Sequence[int], *, exactly: bool = False
+) -> Trainer | None:
+    """The fastest trainer on `counts` devices of each class, or on fewer of them unless `exactly`; None when none fits or
+    none covers the pinned devices."""
     best: Trainer | None = None
-    for found in improving_trainers(columns, classes, counts):
+    for found in improving_trainers(columns, classes, counts, exactly=exactly):
         best = found
     return best
 
 
-def improving_trainers(columns: Columns, classes: Sequence[DeviceClass], counts: Sequence[int]) -> Iterator[Trainer]:
+def improving_trainers(
+    columns: Columns, classes: Sequence[DeviceClass], counts: Sequence[int], *, exactly: bool = False
+) -> Iterator[Trainer]:
     """Trainers, each faster than the one before; the last is the fastest."""
     problem = columns.cost.problem
     kinds: dict[str, list[int]] = {}
@@ -45,25 +52,31 @@ def improving_trainers(columns: Columns, classes: Sequence[DeviceClass], counts:
     options = {
         k: block_shapes(problem, k, tuple(counts[i] for i in ix), sum(counts[i] for i in ix)) for k, ix in kinds.items()
     }
+    if exactly:
+        options = {
+            k: tuple(b for b in options[k] if b.devices == sum(counts[i] for i in ix)) for k, ix in kinds.items()
+        }
     best_s = float("inf")
-    for k in kinds:
-        for block in options[k]:
-            if columns.bound_s((block,), ()) < best_s:
-                found = _lay_out(columns, classes, counts, (block,))
-                if found is not None and found.cost.train_s < best_s:
+
+    def faster(blocks: tuple[BlockShape, ...], links: tuple[Link, ...]) -> Iterator[Trainer]:
+        nonlocal best_s
+        if columns.bound_s(blocks, links) < best_s:
+            for found in _lay_outs(columns, classes, counts, blocks):
+                if found.cost.train_s < best_s:
                     best_s = found.cost.train_s
                     yield found
-    if problem.capabilities.train_max_kinds < 2:
+
+    if not exactly or len(kinds) == 1:
+        for k in kinds:
+            for block in options[k]:
+                yield from faster((block,), ())
+    if problem.capabilities.train_max_kinds < 2 or (exactly and len(kinds) > 2):
         return
     for ka, kb in itertools.permutations(kinds, 2):
         places = [tuple(classes[i].place for i in kinds[k]) for k in (ka, kb)]
         link = best_link(problem.cluster, *places)
         for pair in _pairs(columns, options[ka], options[kb], link, best_s):
-            if columns.bound_s(pair, (link,)) < best_s:
-                found = _lay_out(columns, classes, counts, pair)
-                if found is not None and found.cost.train_s < best_s:
-                    best_s = found.cost.train_s
-                    yield found
+            yield from faster(pair, (link,))
 
 
 def _pairs(
@@ -82,14 +95,33 @@ def _pairs(
             yield left[i], right[j]
 
 
-def _lay_out(
+def _lay_outs(
     columns: Columns, classes: Sequence[DeviceClass], counts: Sequence[int], blocks: Sequence[BlockShape]
+) -> Iterator[Trainer]:
+    """The blocks on the classes, in the order of the classes; where stages lie on few machines, in every order of them."""
+    orders = []
+    for block in blocks:
+        mine = [i for i, c in enumerate(classes) if c.place.kind == block.kind and counts[i] >= block.tp]
+        some = block.pp > 1 and 1 < len(mine) <= _FEW_MACHINES
+        orders.append(list(itertools.permutations(mine)) if some else [tuple(mine)])
+    for order in itertools.product(*orders):
+        found = _lay_out(columns, classes, counts, blocks, order)
+        if found is not None:
+            yield found
+
+
+def _lay_out(
+    columns: Columns,
+    classes: Sequence[DeviceClass],
+    counts: Sequence[int],
+    blocks: Sequence[BlockShape],
+    orders: Sequence[Sequence[int]],
 ) -> Trainer | None:
-    """Put blocks on classes, in the order of the classes; None when they do not fit or leave a pinned device out."""
+    """Put blocks on classes in the orders given; None when they do not fit or leave a pinned device out."""
     left = list(counts)
     by_stage: list[tuple[BlockShape, tuple[int, ...]]] = []
-    for block in blocks:
-        chunks = [i for i, c in enumerate(classes) if c.place.kind == block.kind for _ in range(left[i] // block.tp)]
+    for block, order in zip(blocks, orders, strict=True):
+        chunks = [i for i in order for _ in range(left[i] // block.tp)]
         if len(chunks) < block.dp * block.pp:
             return None
         for s in range(block.pp):
