@@ -155,3 +155,27 @@ def test_doctor_looks_and_changes_nothing(tmp_path: Path, capfd: pytest.CaptureF
     assert {"python", "packages for a run", "NVIDIA driver", "folder for sockets", "terminal"} <= found.keys()
     assert err == ""
     assert not (tmp_path / "runs").exists()
+
+
+def test_schedulers_are_compared_best_first(small: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """One line each; as JSON the plan objects in the order asked for."""
+    names = "areal-hex,hex,exhaustive"
+    out, _ = call(capfd, "plan", str(small), "--compare", names)
+    head, *rows = out.splitlines()
+    assert head.split()[:3] == ["SCHEDULER", "STEP", "TOK/S"]
+    assert {r.split()[0] for r in rows} == set(names.split(","))
+    out, _ = call(capfd, "plan", str(small), "--compare", names, "--output", "json")
+    documents = json.loads(out)
+    assert [d["scheduler"] for d in documents] == names.split(",")
+    assert all(d.keys() >= PLAN_KEYS for d in documents)
+    assert min(d["step_s"] for d in documents) == pytest.approx(documents[1]["step_s"], rel=1e-6)
+    _, err = call(capfd, "plan", str(small), "--compare", "hex", "--scheduler", "hex", code=2)
+    assert "--compare" in err
+    _, err = call(capfd, "plan", str(small), "--compare", "hex,nope", code=2)
+    assert "no such scheduler" in err
+
+
+def test_a_comparison_without_any_plan_says_so(small: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = ("--set", "fleet.kinds.card.memory=1 GB")
+    out, _ = call(capfd, "plan", str(small), *settings, "--compare", "areal-hex,hex", code=5)
+    assert out.count("no plan: ") == 2

@@ -10,7 +10,7 @@ import click
 from hexctl.cli.exits import Exit, Progress, error
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, load, output_option, seconds, set_option, stdout_kept_pure
-from hexctl.cli.render.plan import infeasible_text, plan_document, plan_text
+from hexctl.cli.render.plan import comparison_text, infeasible_text, plan_document, plan_text
 from planner.problem import Budget, Problem
 from planner.solution import Feasible, Infeasible, Solution
 
@@ -18,6 +18,11 @@ from planner.solution import Feasible, Infeasible, Solution
 @click.command(help=COMMANDS["plan"][1] + "\n\nCONFIG is a file or the name of a shipped one.")
 @click.argument("config", metavar="CONFIG")
 @click.option("--scheduler", metavar="NAME", help="Another scheduler than planner.scheduler of the configuration.")
+@click.option(
+    "--compare",
+    metavar="NAME,NAME",
+    help="Solve with each of these schedulers: one line each, or with --output json a list of plans.",
+)
 @click.option(
     "--budget", metavar="DURATION", help="Seconds to search; default: planner.solve_time. The best so far stands."
 )
@@ -30,19 +35,24 @@ def plan(
     *,
     config: str,
     scheduler: str | None,
+    compare: str | None,
     budget: str | None,
     evaluations: int | None,
     settings: tuple[str, ...],
     output: str,
 ) -> int:
+    if scheduler and compare:
+        raise click.UsageError("--scheduler names one, --compare several: give one of the two")
     loaded = load(config, settings)
     limit_s = seconds(budget, where="--budget") if budget else loaded.config.planner.solve_time
-    scheduler = scheduler or loaded.config.planner.scheduler
+    names = [n.strip() for n in (compare or scheduler or loaded.config.planner.scheduler).split(",")]
     with stdout_kept_pure():
         problem = problem_of(loaded.config)
-        began = time.monotonic()
-        solution = _solve(problem, scheduler, limit_s, evaluations)
-        solve_s = time.monotonic() - began
+        solved = [_timed(problem, name, limit_s, evaluations) for name in names]
+    if compare:
+        answer(output, [plan_document(s, t) for s, t in solved], comparison_text(solved))
+        return Exit.FINE if any(isinstance(s, Feasible) for s, _ in solved) else Exit.INFEASIBLE
+    [(solution, solve_s)] = solved
     document = plan_document(solution, solve_s)
     if isinstance(solution, Infeasible):
         if output == "json":
@@ -59,6 +69,12 @@ def problem_of(config: Any) -> Problem:
     from runtime.config.problem import cluster_from_config, problem_from_config
 
     return problem_from_config(config, cluster_from_config(config), load_model_spec(Path(config.model.path)))
+
+
+def _timed(problem: Problem, scheduler: str, limit_s: float, evaluations: int | None) -> tuple[Solution, float]:
+    began = time.monotonic()
+    solution = _solve(problem, scheduler, limit_s, evaluations)
+    return solution, time.monotonic() - began
 
 
 def _solve(problem: Problem, scheduler: str, limit_s: float, evaluations: int | None) -> Solution:

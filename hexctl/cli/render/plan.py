@@ -1,5 +1,6 @@
 """A solution of the planner as a document and as text. Pure."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from hexctl.cli.render.text import DASH, devices, duration, money, number, pairs, share, table
@@ -91,6 +92,26 @@ def plan_text(solution: Feasible, solve_s: float) -> str:
     if solution.explanation.lines:
         lines += ["", "why", *(f"  {line}" for line in solution.explanation.lines)]
     return "\n".join(lines)
+
+
+def comparison_text(solved: Sequence[tuple[Solution, float]]) -> str:
+    """One line a scheduler, best first; a scheduler without a plan comes last and says so."""
+    ranked = sorted(solved, key=lambda s: s[0].prediction.step_s if isinstance(s[0], Feasible) else float("inf"))
+    return table(
+        ("SCHEDULER", "STEP", "TOK/S", "$/MTOK", "GAP", "SOLVED IN", ""),
+        [_compared(solution, solve_s) for solution, solve_s in ranked],
+        right=(1, 2, 3, 4, 5),
+    )
+
+
+def _compared(solution: Solution, solve_s: float) -> tuple[str, ...]:
+    if isinstance(solution, Infeasible):
+        return (solution.scheduler, DASH, DASH, DASH, DASH, duration(solve_s), f"no plan: {solution.message}")
+    p = solution.prediction
+    return (
+        solution.scheduler, duration(p.step_s), number(p.tokens_per_s), money(p.usd_per_mtok), share(solution.gap, 1),
+        duration(solve_s), "" if solution.finished else "stopped early",
+    )  # fmt: skip
 
 
 def infeasible_text(solution: Infeasible) -> str:
