@@ -44,7 +44,7 @@ def run() -> dict[str, float]:
         ref = trainer.publish()
         figures: dict[str, float] = {}
         for running in (32, 96):
-            engine = build_engine(config, slots=running)
+            engine = build_engine(load_config(CONFIG, overrides={"sampling.max_running": str(running)}).config)
             engine.load_weights(ref)
 
             def decode(engine=engine, running=running) -> None:  # type: ignore[no-untyped-def]
