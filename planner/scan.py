@@ -59,8 +59,11 @@ class Scan:
         self.columns = Columns(cost)
         self._links: dict[tuple[str, str], Link] = {}
 
-    def ascending(self) -> Iterator[tuple[float, Cell]]:
-        """(period in seconds, cell), shortest period first. Lazy: a cell is costed no further than its turn demands."""
+    def ascending(self, below_s: Callable[[], float] = lambda: float("inf")) -> Iterator[tuple[float, Cell]]:
+        """(period in seconds, cell), shortest period first, as long as it is less than `below_s()` is by then.
+
+        Lazy: a cell is costed no further than its turn demands.
+        """
         ticket = itertools.count()
         queue: list[tuple[float, int, _Entry]] = []
 
@@ -71,6 +74,8 @@ class Scan:
             push(cell.train_s, _Entry(cell))
         while queue:
             low_s, _, entry = heapq.heappop(queue)
+            if low_s >= below_s():
+                return
             cell = entry.cell
             if entry.settled and not cell.blocks:
                 yield low_s, cell

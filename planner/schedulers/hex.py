@@ -33,9 +33,13 @@ def hex_scheduler(search: Search) -> None:
     scan = Scan(search.cost, classes)
     tried: set[tuple[int, ...]] = set()
     fruitless = 0
-    for period_s, cell in scan.ascending():
+
+    def to_beat_s() -> float:
+        return float("inf") if search.best is None else search.best.prediction.step_s * (1 - _TIE)
+
+    for _, cell in scan.ascending(to_beat_s):
         best = search.best
-        if best is not None and (period_s >= best.prediction.step_s * (1 - _TIE) or fruitless >= _PATIENCE):
+        if best is not None and fruitless >= _PATIENCE:
             return
         used = dict(zip(scan.kinds, cell.used, strict=True))
         for counts in layouts(classes, used):
