@@ -99,6 +99,10 @@ def _death(unit: Unit, found: Seen, look: Look) -> ev.UnitDied | None:
             draining_s = look.since.held_s(f"draining-{unit.epoch}", unit.id)
             if draining_s > limits.drain_s:
                 return _hung(unit, f"not drained within {draining_s:.0f} s")
+        case "quiescing" if unit.ordered("quiesce"):
+            quiescing_s = look.since.held_s(f"quiescing-{unit.epoch}", unit.id)
+            if quiescing_s > limits.trainer_silent_s:
+                return _hung(unit, f"no step boundary within {quiescing_s:.0f} s")
         case _:
             pass
     if isinstance(found, TrainerSeen):

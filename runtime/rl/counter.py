@@ -12,9 +12,10 @@ class TokenCounter:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "w+b") as file:
-            file.write(bytes(8))
-            file.flush()
+        new = path.with_name(path.name + ".new")
+        new.write_bytes(bytes(8))
+        new.replace(path)  # a reader never meets half a counter
+        with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 8)
 
     def set(self, tokens: int) -> None:
@@ -25,11 +26,13 @@ class TokenCounter:
 
 
 def read_counter(path: Path) -> int:
-    """Tokens a process had decoded, by its counter file; 0 when it never made one."""
+    """Tokens a process had decoded, by its counter file; 0 when it never made a whole one."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return 0
-    if len(data) != 8:
+    if len(data) < 8:
+        return 0
+    if len(data) > 8:
         raise RunError("a token counter must hold 8 bytes", where=str(path), got=len(data))
     return int(struct.unpack("<Q", data)[0])

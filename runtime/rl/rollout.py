@@ -40,7 +40,7 @@ class ReplicaLevel:
 
 
 class _Rate:
-    """Tokens per second over the last busy seconds."""
+    """Tokens per second over the last busy seconds, and how many samples a step decoded meanwhile."""
 
     def __init__(self, window_s: float = 5.0) -> None:
         self._window_s = window_s
@@ -57,6 +57,10 @@ class _Rate:
     @property
     def per_s(self) -> float:
         return self._tokens / self._wall if self._wall > 0 else 0.0
+
+    @property
+    def per_step(self) -> float:
+        return self._tokens / len(self._spans) if self._spans else 0.0
 
 
 class ReplicaLoop:
@@ -273,7 +277,12 @@ class ReplicaLoop:
 
     def _stats(self) -> EngineStats:
         lag = self._pacer.lag_share if self._pacer is not None else None
-        return replace(self._engine.stats(), decode_tokens_per_s=self._rate.per_s, host_lag_share=lag)
+        return replace(
+            self._engine.stats(),
+            decode_tokens_per_s=self._rate.per_s,
+            decode_running=self._rate.per_step,
+            host_lag_share=lag,
+        )
 
     def _look(self) -> ReplicaLevel:
         return ReplicaLevel(

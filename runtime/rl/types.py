@@ -65,6 +65,7 @@ class EngineStats:
     decoded_tokens: int = 0  # since the process started, flushed or not
     prefill_tokens: int = 0  # prompt tokens and recomputed prefixes
     decode_tokens_per_s: float = 0.0  # over the last seconds while not idle
+    decode_running: float = 0.0  # mean samples of a decode step over the same seconds
     updates: int = 0  # weight generations taken
     host_lag_share: float | None = None  # paced: how far behind its clock, share of wall time; None: not paced
 

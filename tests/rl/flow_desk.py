@@ -104,7 +104,7 @@ class Desk:
                 "seq": self.seqs[key],
                 "version": None if weights is None else weights.version,
                 "digest": None if weights is None else weights.digest,
-                "stats": EngineStats(slots=SLOTS, running=2, decode_tokens_per_s=20.0),
+                "stats": EngineStats(slots=SLOTS, running=2, decode_tokens_per_s=20.0, decode_running=2.0),
                 **changes,
             }
         )

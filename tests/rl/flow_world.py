@@ -141,6 +141,7 @@ class FakeReplica:
                     slots=self.slots,
                     decoded_tokens=self.decoded,
                     decode_tokens_per_s=min(len(self.held), self.slots) / self.step_s,
+                    decode_running=min(len(self.held), self.slots),
                 ),
             )
             self.appends, self.released = [], []

@@ -147,8 +147,12 @@ def test_a_checkpoint_of_other_samples_does_not_settle_a_step(desk: Desk) -> Non
     desk.finish_all(desk.serve(), 0)
     batch = desk.ask().batch
     welcome = desk.hello(2, (CheckpointMark(step=0, ids_hash="0" * 32),))
-    assert (welcome.load_step, welcome.lineage) == (None, 0)
-    assert desk.ask(2).batch == batch
+    # The other checkpoint may have published its version: ours is left behind in another lineage.
+    assert (welcome.load_step, welcome.lineage) == (None, 1)
+    again = desk.ask(2).batch
+    assert batch is not None
+    assert again is not None
+    assert (again.step, again.ids_hash, again.samples) == (batch.step, batch.ids_hash, batch.samples)
 
 
 def test_checkpoints_ahead_of_the_ledger_are_left_behind_in_another_lineage(desk: Desk) -> None:

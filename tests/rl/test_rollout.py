@@ -317,6 +317,7 @@ def test_a_paced_replica_keeps_its_declared_speed() -> None:
     level = world.loop.level()
     assert world.engine.decoded == pytest.approx(20 / 0.08 * 4, rel=0.08)
     assert level.stats.decode_tokens_per_s == pytest.approx(4 / 0.08, rel=0.1)
+    assert level.stats.decode_running == pytest.approx(4, rel=0.1)
     assert level.stats.host_lag_share == pytest.approx(0, abs=0.02)
     assert level.host_bound is False
     slow = World(work=40, slots=4, step_s=0.1, pacing=pacing)
@@ -380,7 +381,9 @@ def test_the_counter_outlives_kill_nine(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", program, str(path)], timeout=60, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert read_counter(path) == 2**40 + 5
-    path.write_bytes(b"123")
+    path.write_bytes(b"123")  # a full disk: what was decoded is not known, which must not hold anything up
+    assert read_counter(path) == 0
+    path.write_bytes(b"123456789")
     with pytest.raises(RunError, match="8 bytes"):
         read_counter(path)
 

@@ -27,7 +27,7 @@ def _locked(device: str, folder: Path) -> Iterator[int]:
             folder.chmod(0o1777)
     path = folder / f"{device}.json"
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        fd = _opened(path)
     except OSError as e:
         raise FleetError("cannot open the claim of a device", where=str(path), got=e.strerror) from e
     try:
@@ -35,6 +35,21 @@ def _locked(device: str, folder: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _opened(path: Path) -> int:
+    """The claim file for reading and writing, made if need be; every user of the machine may write it."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)  # without O_CREAT: in a sticky folder that fails for another user's file
+    except FileNotFoundError:
+        pass
+    try:
+        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:  # made meanwhile
+        return os.open(path, flags)
+    os.fchmod(fd, 0o666)  # whatever the umask is
+    return fd
 
 
 def _owner(fd: int) -> str | None:

@@ -183,21 +183,31 @@ class Observer:
             self._pings = kept | new
 
     def _ask_actors(self) -> None:
-        ray = self._world.ray
         while not self._stop.is_set():
-            now = time.monotonic()
-            with self._lock:
-                questions = [self._status, self._flow.question, self._rewards.question, *self._pings.values()]
-            refs = {ref: q for q in questions if (ref := q.ask(now)) is not None}
-            if not refs:
+            try:
+                asked = self._ask_once()
+                self._heal()
+            except Exception:  # Ray's table may be away for a while: whoever asks must outlive that
+                logger.exception("asking the actors")
+                asked = False
+                self._stop.wait(0.5)
+            if not asked:
                 self._stop.wait(0.1)
-                continue
-            ready, _ = ray.wait(list(refs), num_returns=1, timeout=0.2)
-            if ready:
-                ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0.0)
-            for ref in ready:
-                refs[ref].take(time.monotonic())
-            self._heal()
+
+    def _ask_once(self) -> bool:
+        """Send what is due and take the answers that have come; False when there was nothing to ask."""
+        ray, now = self._world.ray, time.monotonic()
+        with self._lock:
+            questions = [self._status, self._flow.question, self._rewards.question, *self._pings.values()]
+        refs = {ref: q for q in questions if (ref := q.ask(now)) is not None}
+        if not refs:
+            return False
+        ready, _ = ray.wait(list(refs), num_returns=1, timeout=0.2)
+        if ready:
+            ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0.0)
+        for ref in ready:
+            refs[ref].take(time.monotonic())
+        return True
 
     def _heal(self) -> None:
         """Flow and rewards are made again, with back-off, when they are dead or could not be built."""

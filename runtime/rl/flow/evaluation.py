@@ -116,6 +116,14 @@ class Evaluation:
             finish=append.finished,
         )
 
+    def state(self) -> dict[SampleId, _Probe]:
+        """What a transaction that fails must leave as it was."""
+        return dict(self._probes)
+
+    def restore(self, probes: dict[SampleId, _Probe]) -> None:
+        """As it was."""
+        self._probes = probes
+
     def release(self, replica: tuple[str, int], samples: Sequence[SampleId] | None = None) -> None:
         """A replica no longer holds these (None: any); they are leased elsewhere, with their tokens."""
         for sample, probe in self._probes.items():
@@ -126,7 +134,7 @@ class Evaluation:
     def release_stalled(self, now_s: float) -> None:
         """Lease elsewhere what got no token for long, whatever the reason."""
         for sample, probe in self._probes.items():
-            if probe.holder and probe.finish is None and now_s - probe.since_s > self._state.settings.stall_s:
+            if probe.holder and probe.finish is None and now_s - probe.since_s > self._state.stall_s:
                 self._probes[sample] = replace(probe, holder=None)
 
     def rewarded(self, result: RewardResult) -> None:

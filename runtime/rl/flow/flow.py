@@ -96,9 +96,10 @@ class Flow:
     # Rewards
 
     def rewarded(self, results: Sequence[RewardResult]) -> None:
-        """Answers of the verifiers. Second answers and answers for samples that are gone are ignored."""
+        """Answers of the verifiers. Second answers and answers for samples that are gone are ignored. LedgerError: none was
+        taken, and they are asked for again."""
         now, ledger = self._state.clock(), self._state.ledger
-        wanted = [r for r in results if self._rewards.settle(r.sample, now)]
+        wanted = list({r.sample: r for r in reversed(results) if self._rewards.awaits(r.sample)}.values())
         with ledger.transaction():
             for result in wanted:
                 if result.sample.group < 0:
@@ -107,6 +108,8 @@ class Flow:
                 if result.error:
                     ledger.count("reward_errors", 1)
                     _log.warning("verifier failed on sample %s: %s", result.sample, result.error)
+        for result in results:
+            self._rewards.settle(result.sample, now)
         for result in wanted:
             if result.sample.group < 0:
                 self._evaluation.rewarded(result)
@@ -136,7 +139,10 @@ class Flow:
         """The step is in a complete checkpoint. RefusedError for another batch or an older trainer."""
         result = self._trainer.applied(applied)
         if result is not None:
-            self._metrics.append(metrics_row(self._state, result.row, result.batch))
+            if self._metrics.failed:
+                self._write_missing()  # this step's line and those a full disk refused
+            else:
+                self._metrics.append(metrics_row(self._state, result.row, result.batch))
             if result.first is not None:
                 self._samples.append(*sample_rows(self._state, result.batch, result.first))
         if self._state.limit_reached:
@@ -236,7 +242,7 @@ class Flow:
         state.replicas.drop_ghosts(now, state.limits.lease_s * GHOST)
         stalled = self._rollout.expire_stalled(now)
         for sample in stalled:
-            _log.warning("sample %s got no token for %g s: it goes on elsewhere", sample, state.settings.stall_s)
+            _log.warning("sample %s got no token for %g s: it goes on elsewhere", sample, state.stall_s)
         overdue = self._rewards.overdue(now)
         if overdue.repeated:
             _log.warning("verifiers were silent for %g s: %d items sent again", state.settings.reward_deadline_s,
@@ -270,10 +276,11 @@ class Flow:
         ledger = self._state.ledger
         with ledger.transaction():
             for sample in sorted(s for s in ledger.book.unrewarded if s in samples):
-                ledger.kill(sample, "reward_timeout")
+                ledger.kill(sample, "reward_timeout")  # again for one whose group is given up by now: nothing happens
                 ledger.count("reward_errors", 1)
                 self._rollout.settle_group(sample.group)
         for sample in samples:
+            self._rewards.drop(sample)
             self._evaluation.lose(sample)
 
     def _catch_up(self) -> None:
@@ -281,6 +288,11 @@ class Flow:
         state = self._state
         items: list[RewardItem] = [self._rollout.reward_item(s) for s in sorted(state.ledger.book.unrewarded)]
         self._rewards.submit(items, state.clock())
+        self._write_missing()
+
+    def _write_missing(self) -> None:
+        """Lines of applied steps that metrics.jsonl lacks at its end."""
+        state = self._state
         last = self._metrics.last()
         written = int(str(last.get("step", -1))) if last is not None else -1
         for row in state.ledger.step_rows(max(0, min(state.step - 1 - written, 1000))):

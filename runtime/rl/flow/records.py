@@ -3,8 +3,10 @@
 import json
 import logging
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 _log = logging.getLogger(__name__)
 ROTATE_BYTES = 64 * 2**20
@@ -24,8 +26,8 @@ class JsonLines:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.exists() and self._path.stat().st_size > self._rotate_bytes:
                 self._path.replace(self._path.with_name(self._path.name + ".1"))
-            with self._path.open("a", encoding="utf-8") as f:
-                f.write(text)
+            with self._path.open("ab+") as f:
+                f.write(_line_end(f) + text.encode())
             self.failed = ""
         except OSError as e:
             if not self.failed:
@@ -49,6 +51,14 @@ class JsonLines:
                 if isinstance(row, dict):
                     return row
         return None
+
+
+def _line_end(f: BinaryIO) -> bytes:
+    """What ends a line that a crash or a full disk has cut, so that the next row stays readable."""
+    if f.seek(0, os.SEEK_END) == 0:
+        return b""
+    f.seek(-1, os.SEEK_END)
+    return b"" if f.read(1) == b"\n" else b"\n"
 
 
 def _finite(row: Mapping[str, object]) -> dict[str, object]:

@@ -36,7 +36,7 @@ class Replica:
         """Take over the levels of an exchange."""
         self.seen_s, self.synced = now_s, True
         self.version, self.digest, self.stats, self.pid = request.version, request.digest, request.stats, request.pid
-        self.speed = self.speed.observe(request.stats.running, request.stats.decode_tokens_per_s)
+        self.speed = self.speed.observe(request.stats.decode_running, request.stats.decode_tokens_per_s)
         if self.ramp == 0 and request.stats.slots:
             self.ramp = first_ramp(request.stats.slots)
 

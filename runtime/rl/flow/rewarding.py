@@ -48,10 +48,14 @@ class RewardDesk:
         if new:
             self._client.submit(new)
 
-    def settle(self, sample: SampleId, now_s: float) -> bool:
-        """Take an answer; False when nobody waits for it (any more)."""
+    def awaits(self, sample: SampleId) -> bool:
+        """Whether somebody waits for that answer."""
+        return sample in self._pending
+
+    def settle(self, sample: SampleId, now_s: float) -> None:
+        """An answer came and is kept. Call it after the ledger has it: until then the item is pending."""
         self._answered_s = now_s
-        return self._pending.pop(sample, None) is not None
+        self._pending.pop(sample, None)
 
     def drop(self, sample: SampleId) -> None:
         """Nobody waits for that one any more."""
@@ -64,13 +68,11 @@ class RewardDesk:
         return now_s - max(self._answered_s, min(p.since_s for p in self._pending.values()))
 
     def overdue(self, now_s: float) -> Overdue:
-        """Send again, once, what has had no answer for the deadline; name what has had none twice. Answers to other
-        items show that the verifiers are at work, so the deadline counts from the last of them."""
+        """Send again, once, what has had no answer for the deadline; name what has had none twice (the caller drops
+        them). Answers to other items show that the verifiers are at work, so the deadline counts from the last of them."""
         late = [s for s, p in self._pending.items() if now_s - max(p.since_s, self._answered_s) > self._deadline_s]
         lost = tuple(s for s in late if self._pending[s].tries >= TRIES)
         again = tuple(s for s in late if self._pending[s].tries < TRIES)
-        for sample in lost:
-            del self._pending[sample]
         for sample in again:
             p = self._pending[sample]
             self._pending[sample] = replace(p, since_s=now_s, tries=p.tries + 1)

@@ -54,11 +54,12 @@ class RolloutDesk:
         replica.observe(request, now_s)
         self._verify(replica)
         tokens = sum(len(a.tokens) for a in request.appends)
-        revoked = set(replica.revoked)
+        revoked, probes = set(replica.revoked), self._evaluation.state()
         try:
             finished, leases = self._transact(replica, request, tokens, now_s)
         except LedgerError:
             replica.revoked = revoked
+            self._evaluation.restore(probes)
             raise
         replica.seq, replica.received = request.seq, replica.received + tokens
         state.generated.add(now_s, tokens)
@@ -104,7 +105,7 @@ class RolloutDesk:
         to try. Returns them."""
         state = self._state
         self._evaluation.release_stalled(now_s)
-        stalled = [s for s, since in state.progress_s.items() if now_s - since > state.settings.stall_s]
+        stalled = [s for s, since in state.progress_s.items() if now_s - since > state.stall_s]
         if stalled:
             with state.ledger.transaction():
                 for sample in sorted(stalled):
@@ -123,10 +124,11 @@ class RolloutDesk:
         self._evaluation.release(replica.key)
 
     def settle_group(self, ordinal: int) -> None:
-        """Give a group up when fewer than two of its samples can still be trained: a group of one teaches nothing."""
+        """Give a group up when fewer than two of its samples can still be trained: a group of one teaches nothing. One of
+        which nobody is left was given up before."""
         ledger = self._state.ledger
         alive = ledger.book.alive(ordinal)
-        if len(alive) < 2 and all(r.state not in ("RESERVED", "APPLIED") for r in alive):
+        if 0 < len(alive) < 2 and all(r.state not in ("RESERVED", "APPLIED") for r in alive):
             self._state.give_up(ordinal, "group_lost")
 
     # Receiving

@@ -25,7 +25,8 @@ class FlowSettings:
     max_new_tokens: int
     normalise_advantage: bool = True
     limits: RunLimits = RunLimits()
-    stall_s: float = 60.0  # a sample without a new token for longer loses its lease, though its replica speaks
+    # A sample without a new token for longer loses its lease, though its replica speaks. Never before a lease would end.
+    stall_s: float = 60.0
     reward_deadline_s: float = 60.0  # without any answer from the verifiers
     eval_every_steps: int = 0
     eval_prompts: int = 64
@@ -67,7 +68,8 @@ class FlowState:
         self.admission_waits = Level(now)
         self.expected_tokens = settings.max_new_tokens / 2  # of one response
         self.lease_versions: dict[SampleId, int] = {}  # lowest version that may still add tokens to a leased sample
-        self.progress_s: dict[SampleId, float] = {}  # when a leased sample was leased or last got a token
+        # When a leased sample was leased or last got a token; leases from before a restart start anew.
+        self.progress_s: dict[SampleId, float] = {s: now for held in ledger.book.held.values() for s in held}
         self.usd_per_h: float | None = None
         with ledger.transaction():
             ledger.count("opened", 1)
@@ -98,6 +100,11 @@ class FlowState:
     def limit_reached(self) -> bool:
         """Whether every step of the run is applied."""
         return self.limits.steps is not None and self.step >= self.limits.steps
+
+    @property
+    def stall_s(self) -> float:
+        """The stall limit in force."""
+        return max(self.settings.stall_s, self.limits.lease_s)
 
     def admissible_groups(self) -> int:
         """How many more groups may be admitted now."""

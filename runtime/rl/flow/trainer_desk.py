@@ -3,6 +3,7 @@
 RESERVE(k, ids) -> compute -> checkpoint(k) whose manifest holds hash(ids) -> APPLIED(k) -> publish.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 
 from planner.record import record
@@ -41,7 +42,7 @@ class TrainerDesk:
     def __init__(self, state: FlowState) -> None:
         self._state = state
         self._batch: TrainBatch | None = None
-        self._orders: dict[int, TrainOrder] = {}
+        self._orders = _orders_of(state.ledger.book.meta.get("trainer_order"))
         epoch = state.ledger.book.meta.get("trainer_epoch")
         self.epoch: int | None = None if epoch is None else int(epoch)
         self.doing = "absent" if epoch is None else "training" if state.ledger.book.reserved else "waiting"
@@ -67,7 +68,7 @@ class TrainerDesk:
             self._apply(row, {"settled": 1.0})
         load = self._newest_known(marks)
         start = 0 if load is None else load.step + 1
-        ahead = any(m.lineage == ledger.lineage and m.step > ledger.book.applied for m in marks)
+        ahead = any(m.lineage == ledger.lineage and m.step >= ledger.book.applied for m in marks)
         if start < ledger.book.applied or ahead:
             ledger.fork(start)
         self._batch = None
@@ -132,7 +133,11 @@ class TrainerDesk:
 
     def order(self, epoch: int, order: TrainOrder) -> None:
         """What the trainer of that epoch gets when it asks next."""
+        if self._orders.get(epoch) == order:
+            return
         self._orders = {e: o for e, o in self._orders.items() if e >= epoch} | {epoch: order}
+        with self._state.ledger.transaction():
+            self._state.ledger.set_meta("trainer_order", json.dumps(self._orders))
 
     def forget(self, epoch: int) -> None:
         """That trainer is gone."""
@@ -264,3 +269,8 @@ def step_figures(batch: TrainBatch) -> StepFigures:
 def mean(values: Sequence[float]) -> float:
     """Arithmetic mean; 0 of nothing."""
     return sum(values) / len(values) if values else 0.0
+
+
+def _orders_of(text: str | None) -> dict[int, TrainOrder]:
+    """Orders by trainer epoch, as the ledger kept them over a restart."""
+    return {} if text is None else {int(epoch): order for epoch, order in json.loads(text).items()}
