@@ -6,7 +6,7 @@ from typing import Any
 
 from runtime.backends.ray import names
 from runtime.backends.ray.calls import call, unwrap, why_dead
-from runtime.errors import UnreachableError
+from runtime.errors import RunError, UnreachableError
 from runtime.rl.types import (
     Applied,
     ExchangeReply,
@@ -30,11 +30,33 @@ def flow_handle(run_id: str) -> Any:
         raise UnreachableError("flow is not there", got=str(e)) from e
 
 
+class FlowPort:
+    """The run's flow by its name. When the actor is lost it is looked up again: it may have been made anew."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._handle: Any = flow_handle(run_id)
+
+    @property
+    def handle(self) -> Any:
+        """The actor. UnreachableError when Ray knows none."""
+        if self._handle is None:
+            self._handle = flow_handle(self._run_id)
+        return self._handle
+
+    def failed(self, error: BaseException | None) -> None:
+        """A call ended with that error."""
+        import ray
+
+        if isinstance(error, ray.exceptions.RayActorError):
+            self._handle = None
+
+
 class RayPendingReply:
     """An exchange under way. Any error means that nothing was acknowledged: the replica keeps the flush and repeats it."""
 
-    def __init__(self, future: "Future[Any]") -> None:
-        self._future = future
+    def __init__(self, future: "Future[Any]", port: FlowPort) -> None:
+        self._future, self._port = future, port
 
     def done(self) -> bool:
         """Whether an answer or an error has come."""
@@ -50,6 +72,7 @@ class RayPendingReply:
             raise
         except Exception as e:
             cause = unwrap(e)
+            self._port.failed(cause)
             logger.warning("exchange: %s", why_dead(cause))
             raise UnreachableError("flow did not take the exchange", got=why_dead(cause)) from e
         return reply
@@ -59,11 +82,11 @@ class RayFlowClient:
     """`runtime.rl.rollout.FlowClient` over the flow actor."""
 
     def __init__(self, run_id: str) -> None:
-        self._flow = flow_handle(run_id)
+        self._port = FlowPort(run_id)
 
     def send(self, request: ExchangeRequest) -> RayPendingReply:
-        """Returns at once."""
-        return RayPendingReply(self._flow.exchange.remote(request).future())
+        """Returns at once. UnreachableError when flow is not there."""
+        return RayPendingReply(self._port.handle.exchange.remote(request).future(), self._port)
 
 
 class RayTrainerFlow:
@@ -76,11 +99,15 @@ class RayTrainerFlow:
         import ray
 
         self._ray, self._deadline_s = ray, deadline_s
-        self._flow = flow_handle(run_id)
+        self._port = FlowPort(run_id)
 
     def _ask(self, method: str, *args: Any) -> Any:
-        ref = getattr(self._flow, method).remote(*args)
-        return call(self._ray, ref, what=f"flow.{method}", deadline_s=self._deadline_s)
+        ref = getattr(self._port.handle, method).remote(*args)
+        try:
+            return call(self._ray, ref, what=f"flow.{method}", deadline_s=self._deadline_s)
+        except RunError as e:
+            self._port.failed(e.__cause__)
+            raise
 
     def hello(self, hello: TrainerHello) -> TrainerWelcome:
         """The first call."""
