@@ -32,7 +32,7 @@ from hexctl.tui.view.details import device_details, event_details
 from hexctl.tui.view.history import EMPTY
 from hexctl.tui.view.text import Line, clean
 from planner.errors import HexError
-from planner.record import record
+from planner.record import record, replace
 from runtime.api.wire import Command, CommandName, DeviceRow, Snapshot
 from runtime.errors import ConfigError
 
@@ -115,6 +115,8 @@ class HexApp(App[int], inherit_bindings=False):
         run = None if self._snapshot is None else self._snapshot.run
         if run is not None and run.state in ("finished", "failed"):
             return f"run {self.run_name} has {'ended' if run.state == 'finished' else 'failed'}; its folder is {clean(run.folder)}"
+        if run is not None and run.state == "stopping":
+            return f"run {self.run_name} is ending; hexctl runs shows when it has"
         return f"run {self.run_name} goes on; hexctl attach comes back; hexctl down ends it"
 
     # drawing
@@ -214,8 +216,8 @@ class HexApp(App[int], inherit_bindings=False):
         )
         self._main.clear_marks()
 
-    async def _deliver(self, requests: Sequence[Request], words: str, undo: tuple[Request, ...] = ()) -> None:
-        """Send one after the other; stop at the first refusal and say what went through."""
+    async def _deliver(self, requests: Sequence[Request], words: str, undo: tuple[Request, ...] = ()) -> int:
+        """Send one after the other; stop at the first refusal and say what went through. Returns how many did."""
         done = 0
         for request in requests:
             try:
@@ -229,12 +231,15 @@ class HexApp(App[int], inherit_bindings=False):
             done += 1
             if len(requests) == 1 and result.message:
                 words = result.message
+        if done and undo:  # also of what went through before a refusal
+            went = {r.device for r in requests[:done]}
+            back = tuple(u for u in undo if u.device in went)
+            self._undo = [*self._undo[-(UNDO_DEPTH - 1) :], *([Undo(requests=back, words=words)] if back else [])]
         if done and done == len(requests):
-            if undo:
-                self._undo = [*self._undo[-(UNDO_DEPTH - 1) :], Undo(requests=undo, words=words)]
             self._say(f"{words} · u undoes" if undo else words)
         if self.feed is not None:
             self.feed.nudge()
+        return done
 
     def _command(self, r: Request) -> Command:
         return Command(
@@ -251,8 +256,12 @@ class HexApp(App[int], inherit_bindings=False):
         if not self._undo:
             self._say("nothing to undo", "warning")
             return
-        last = self._undo.pop()
-        self.run_worker(self._deliver(last.requests, f"undone: {last.words}"), name="command", exit_on_error=True)
+        self.run_worker(self._undo_last(self._undo.pop()), name="command", exit_on_error=True)
+
+    async def _undo_last(self, last: "Undo") -> None:
+        done = await self._deliver(last.requests, f"undone: {last.words}")
+        if done < len(last.requests):  # the rest may be undone later
+            self._undo.append(replace(last, requests=last.requests[done:]))
 
     def _details(self) -> None:
         s = self._snapshot

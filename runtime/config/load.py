@@ -169,7 +169,7 @@ def _apply(tree: dict[str, Any], overrides: Mapping[str, str]) -> frozenset[Loc]
             node[last] = _toml_value(text)
         else:
             raise ConfigError("no such key", where=f"--set {dotted}", got=dotted, expected="section.key=value")
-        done.add(tuple(int(k) if k.isdigit() else k for k in keys))
+        done.add(tuple(int(k) if k.isascii() and k.isdigit() else k for k in keys))
     return frozenset(done)
 
 
@@ -182,7 +182,7 @@ def _step(node: Any, key: str, dotted: str) -> Any:
 
 
 def _index(node: list[Any], key: str, dotted: str) -> int:
-    if key.isdigit() and int(key) < len(node):
+    if key.isascii() and key.isdigit() and int(key) < len(node):
         return int(key)
     raise ConfigError("no such element", where=f"--set {dotted}", got=key, expected=f"0 to {len(node) - 1}")
 
@@ -320,7 +320,10 @@ def _resolve(config: Config, base: Path) -> Config:
     """The configuration with absolute paths."""
 
     def absolute(p: Path) -> Path:
-        return (base / p.expanduser()).resolve()
+        try:
+            return (base / p.expanduser()).resolve()
+        except (RuntimeError, ValueError) as e:  # a user who does not exist, a zero byte
+            raise ConfigError("not a path", got=str(p), expected="a path", hint=str(e)) from e
 
     model: dict[str, Any] = {"path": absolute(config.model.path)}
     if not config.model.tokenizer.startswith("builtin:"):

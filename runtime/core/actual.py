@@ -50,12 +50,15 @@ def bodies(obs: Observation, state: ClusterState) -> tuple[Body, ...]:
 
 def _seen_body(u: Seen, unit: Unit | None) -> Body:
     current = unit is not None and unit.epoch == u.epoch and unit.status not in ("dead", "stopped")
+    phase = _PHASES[u.phase] if current else "dead"
+    if phase == "starting" and unit is not None and unit.status in ("serving", "drained"):
+        phase = "unknown"  # it has served: whoever tells of it has not heard of it yet
     return Body(
         unit=u.id,
         epoch=u.epoch,
         role="rollout" if isinstance(u, ReplicaSeen) else "train",
         devices=u.devices,
-        phase=_PHASES[u.phase] if current else "dead",
+        phase=phase,
         leased=u.leased if isinstance(u, ReplicaSeen) else 0,
         leaving=current and unit is not None and unit.ordered("drain", "quiesce", "stop"),
     )

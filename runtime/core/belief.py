@@ -96,8 +96,7 @@ def _silent_device(known: DeviceBelief, seen: DeviceSeen | None, limits: Limits,
 
 
 def _host_bound(known: DeviceBelief, seen: DeviceSeen, limits: Limits, since: Since) -> list[ev.Event]:
-    if seen.sample.host_bound is None:
-        return []
+    # Without a reading nothing runs there: that blames nobody.
     if seen.sample.host_bound and not known.host_bound:
         if since.held_s("host-bound", known.id) >= limits.host_bound_enter_s:
             return [ev.DeviceBecameHostBound(device=known.id, lag_share=None)]

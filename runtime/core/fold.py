@@ -48,6 +48,7 @@ def _needed(state: ClusterState, cause: PlanCause, reason: str, at_s: float) -> 
         since_s=old.since_s if old else at_s,
         last_s=at_s,
         rev=rev,
+        urgent_rev=rev if cause != "join" else old.urgent_rev if old else 0,
     )
     return replace(state, need=need, need_rev=rev)
 
@@ -57,11 +58,36 @@ def _unanswered(state: ClusterState, need_rev: int) -> Need | None:
     return state.need if state.need is not None and state.need.rev > need_rev else None
 
 
+def _answered(state: ClusterState, need_rev: int) -> ClusterState:
+    """The planner answered the reasons up to `need_rev`."""
+    return replace(state, need=_unanswered(state, need_rev), planning_failed_at_s=None)
+
+
+def _planning_failed(state: ClusterState, e: ev.PlanningFailed, at_s: float) -> ClusterState:
+    # With a plan in force the need stands and is tried again; the first plan's failure is for whoever starts the run.
+    need = state.need if state.plan is not None else _unanswered(state, e.need_rev)
+    return replace(state, need=need, planning_failed_at_s=at_s)
+
+
 def _daemon_started(state: ClusterState, e: ev.DaemonStarted, at_s: float) -> ClusterState:
     # Whoever starts a daemon wants the run to go on: that is newer than an end that was asked for and not reached.
     state = replace(state, daemon_epoch=e.epoch, ending="", ended="")
     if not e.adopted:  # a run that ended and starts again: nothing of it stands, and the fleet may be another
-        state = replace(state, milestones=(), plan=None, proposal=None, reached_rev=None, blocked="", flow_silent=None)
+        units = {k: replace(u, status="stopped", since_s=at_s) for k, u in state.units.items()}
+        state = replace(
+            state,
+            units=units,
+            milestones=(),
+            plan=None,
+            proposal=None,
+            reached_rev=None,
+            need=None,
+            planning_failed_at_s=None,
+            floor_waived_rev=None,
+            infeasible="",
+            blocked="",
+            flow_silent=None,
+        )
     return _needed(state, "start", "the run starts", at_s) if state.plan is None and state.need is None else state
 
 
@@ -188,7 +214,7 @@ def _in_force(state: ClusterState, solved: SolvedPlan) -> ClusterState:
 def _plan_proposed(state: ClusterState, e: ev.PlanProposed, at_s: float) -> ClusterState:
     proposal = OpenProposal(solved=e.solved, expires_at_s=e.expires_at_s, gain_share=e.gain_share)
     rev = max(state.plan_rev, e.solved.rev)
-    return replace(state, proposal=proposal, plan_rev=rev, need=_unanswered(state, e.need_rev), infeasible="")
+    return replace(_answered(state, e.need_rev), proposal=proposal, plan_rev=rev, infeasible="")
 
 
 def _plan_approved(state: ClusterState, e: ev.PlanApproved, at_s: float) -> ClusterState:
@@ -235,14 +261,14 @@ _HANDLERS: Mapping[type, Handler] = {
     ev.OverrideCleared: _override_cleared,
     ev.CommandAccepted: _command_accepted,
     ev.ReplanRequested: lambda s, e, t: _needed(s, "operator", "asked by the operator", t),
-    ev.PlanAdopted: lambda s, e, t: replace(_in_force(s, e.solved), need=_unanswered(s, e.need_rev)),
+    ev.PlanAdopted: lambda s, e, t: _answered(_in_force(s, e.solved), e.need_rev),
     ev.PlanProposed: _plan_proposed,
     ev.PlanApproved: _plan_approved,
     ev.PlanRejected: _proposal_closed,
     ev.ProposalExpired: _proposal_closed,
-    ev.PlanKept: lambda s, e, t: replace(s, need=_unanswered(s, e.need_rev), infeasible="", proposal=None),
-    ev.PlanFoundInfeasible: lambda s, e, t: replace(s, need=_unanswered(s, e.need_rev), infeasible=e.message),
-    ev.PlanningFailed: lambda s, e, t: replace(s, need=_unanswered(s, e.need_rev), planning_failed_at_s=t),
+    ev.PlanKept: lambda s, e, t: replace(_answered(s, e.need_rev), infeasible="", proposal=None),
+    ev.PlanFoundInfeasible: lambda s, e, t: replace(_answered(s, e.need_rev), infeasible=e.message),
+    ev.PlanningFailed: _planning_failed,
     ev.PlanReached: lambda s, e, t: replace(s, reached_rev=e.rev, blocked=""),
     ev.FloorWaived: lambda s, e, t: replace(s, floor_waived_rev=e.rev),
     ev.MigrationBlocked: lambda s, e, t: replace(s, blocked="; ".join((e.reason, *e.options))),

@@ -63,7 +63,12 @@ def snapshot(
         events=events[-SHOWN_EVENTS:],
         series=series,
         resident_bytes=None if obs is None else obs.host.resident_bytes,
-        problems=(*progress, *(() if obs is None else obs.problems), *_price_problem(state, facts.kinds)),
+        problems=(
+            *progress,
+            *_planning_problem(state),
+            *(() if obs is None else obs.problems),
+            *_price_problem(state, facts.kinds),
+        ),
     )
 
 
@@ -86,6 +91,13 @@ def _migration(next_: Next | None) -> MigrationView:
         options = f" (options: {'; '.join(next_.options)})" if next_.options else ""
         return MigrationView(running=(), waiting=(), blocked=next_.reason + options)
     return MigrationView(running=(), waiting=())
+
+
+def _planning_problem(state: ClusterState) -> tuple[str, ...]:
+    """The newest planning broke and is tried again."""
+    if state.planning_failed_at_s is None or state.need is None:
+        return ()
+    return ("planning failed, it is tried again: " + ", ".join(dict.fromkeys(state.need.reasons)),)
 
 
 def _price_problem(state: ClusterState, kinds: Mapping[str, DeviceKind]) -> tuple[str, ...]:

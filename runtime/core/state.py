@@ -66,6 +66,7 @@ class Need:
     since_s: float
     last_s: float
     rev: int
+    urgent_rev: int  # of the newest reason that is not a join
 
 
 @record

@@ -17,7 +17,7 @@ HARD_QUIET_S = 0.5  # losses come in bursts: one plan for all of them
 HARD_LONGEST_S = 3.0
 JOIN_QUIET_S = 3.0
 JOIN_LONGEST_S = 15.0
-RETRY_S = 10.0  # after a planner that broke, while there is no plan at all
+RETRY_S = 10.0  # after a planner that broke
 
 
 @record
@@ -38,6 +38,9 @@ def due(state: ClusterState, now_s: float) -> Need | None:
         if state.plan is None and failed is not None and now_s - failed >= RETRY_S:
             return _retry(state, failed)
         return None
+    failed_s = state.planning_failed_at_s
+    if failed_s is not None and failed_s >= need.last_s and now_s - failed_s < RETRY_S:
+        return None  # the planner broke on just this: not at once again
     if need.causes & {"operator", "start"}:
         return need
     hard = bool(need.causes & {"loss", "quarantine"})
@@ -49,12 +52,19 @@ def due(state: ClusterState, now_s: float) -> Need | None:
 def _retry(state: ClusterState, failed_s: float) -> Need:
     cause: PlanCause = "start"
     reasons = ("the last planning failed",)
-    return Need(causes=frozenset({cause}), reasons=reasons, since_s=failed_s, last_s=failed_s, rev=state.need_rev)
+    return Need(
+        causes=frozenset({cause}),
+        reasons=reasons,
+        since_s=failed_s,
+        last_s=failed_s,
+        rev=state.need_rev,
+        urgent_rev=state.need_rev,
+    )
 
 
 def outdates(newer: Need, worked_on: Need) -> bool:
     """Whether a planning under way should be thrown away for the newer need: for all but joins, which wait their turn."""
-    return newer.rev != worked_on.rev and bool(newer.causes & {"loss", "quarantine", "operator"})
+    return newer.urgent_rev > worked_on.rev
 
 
 def verdicts(state: ClusterState, now_s: float) -> tuple[ev.Event, ...]:

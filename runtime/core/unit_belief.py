@@ -93,7 +93,10 @@ def _death(unit: Unit, found: Seen, look: Look) -> ev.UnitDied | None:
             silent_s = max(look.since.held_s(f"unknown-{unit.epoch}", unit.id), found.age_s or 0.0)
             return _hung(unit, f"no sign for {silent_s:.0f} s") if silent_s > limits.unknown_s else None
         case "starting":
-            late = look.now_s - unit.ordered_at_s > limits.start_s
+            # A unit that served before looks like this too: while its new daemon or flow has not heard of it yet.
+            served = unit.status not in ("ordered", "seen")
+            again_s = look.since.held_s(f"starting-{unit.epoch}", unit.id)
+            late = (again_s if served else look.now_s - unit.ordered_at_s) > limits.start_s
             return _hung(unit, f"not in service within {limits.start_s:.0f} s") if late else None
         case "draining" if unit.ordered("drain"):
             draining_s = look.since.held_s(f"draining-{unit.epoch}", unit.id)

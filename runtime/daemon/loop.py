@@ -179,8 +179,10 @@ class Loop:
             for d in state.present
             if not d.quarantined and d.kind in self.facts.kinds
         )
+        ids = {d.id for d in devices}
+        overrides = tuple(o for o in state.overrides if o.device in ids)  # of devices that may come back
         try:
-            problem = self._problem(devices, state.overrides, state.plan.plan if state.plan else None)
+            problem = self._problem(devices, overrides, state.plan.plan if state.plan else None)
         except HexError as e:
             failed = ev.PlanningFailed(trigger=trigger_words(need), message=str(e), need_rev=need.rev)
             self.record([failed], now_s)
@@ -263,8 +265,8 @@ class Loop:
 
     def events(self, after: int, limit: int) -> tuple[EventRow, ...]:
         """Events from the store, in words."""
-        stored = self._store.read(after, limit)
-        return tuple(row(s, self.state) for s in stored if not isinstance(s.event, ev.CommandAccepted))
+        stored = self._store.read(after, limit, without=(ev.CommandAccepted,))
+        return tuple(row(s, self.state) for s in stored)
 
 
 def _is_recorded(step: Step, state: ClusterState) -> bool:

@@ -99,8 +99,10 @@ class Service:
         )
         try:
             await self._first_plan()
-            if self._leave is None and not loop.state.ending:
-                return await self._serving(found, on_serving)
+            if self._leave == "leave" and self._living:
+                return self._left()
+            if self._living or (self._leave is None and not loop.state.ending):
+                return await self._serving(found, on_serving)  # what lives is joined, also to end it
             return await self._finish()
         finally:
             planning.cancel()
@@ -149,10 +151,11 @@ class Service:
         await self._open_backend(found)
         while self._leave is None and not self._ends():
             await self._turn()
-        if self._leave == "leave":
-            logger.info("the daemon ends, the run goes on: hexctl daemon --run %s takes it over", self._info.id)
-            return Outcome(exit_code=0)
-        return await self._finish()
+        return self._left() if self._leave == "leave" else await self._finish()
+
+    def _left(self) -> Outcome:
+        logger.info("the daemon ends, the run goes on: hexctl daemon --run %s takes it over", self._info.id)
+        return Outcome(exit_code=0)
 
     async def _first_plan(self) -> None:
         """Plan before anything is started: an impossible run ends here."""

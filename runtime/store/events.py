@@ -38,12 +38,19 @@ class EventStore:
         cursor = self._db.execute("INSERT INTO events(at_s, kind, json) VALUES (?, ?, ?)", row)
         return int(cursor.lastrowid or 0)
 
-    def read(self, after: int = 0, limit: int | None = None) -> tuple[Stored, ...]:
-        """Events with a sequence number above `after`, oldest first. RunError for one that this version cannot read."""
+    def read(
+        self, after: int = 0, limit: int | None = None, *, without: Sequence[type[Event]] = ()
+    ) -> tuple[Stored, ...]:
+        """Events with a sequence number above `after`, oldest first; those of the types `without` do not count.
+
+        RunError for one that this version cannot read.
+        """
+        names = [t.__name__ for t in without]
+        others = f"AND kind NOT IN ({', '.join('?' * len(names))})" if names else ""
         try:
             rows = self._db.execute(
-                "SELECT seq, at_s, kind, json FROM events WHERE seq > ? ORDER BY seq LIMIT ?",
-                (after, -1 if limit is None else limit),
+                f"SELECT seq, at_s, kind, json FROM events WHERE seq > ? {others} ORDER BY seq LIMIT ?",
+                (after, *names, -1 if limit is None else limit),
             ).fetchall()
         except sqlite3.Error as e:
             raise _refused(self.path, e) from e

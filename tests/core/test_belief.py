@@ -4,6 +4,7 @@ import pytest
 from values import NOW_S, device, fleet, flow, observed, replica, solved, started, status, stored, trainer
 
 from runtime.core import event as ev
+from runtime.core.actual import bodies
 from runtime.core.belief import believe
 from runtime.core.fold import fold
 from runtime.core.limits import Limits, Memory, stretched
@@ -216,3 +217,34 @@ def test_milestones_are_reached_once() -> None:
     names = [e.name for e in w.see(obs) if isinstance(e, ev.MilestoneReached)]
     assert names == ["first weights", "first step"]
     assert w.see(obs) == []
+
+
+def test_units_of_a_run_that_is_taken_over_late_are_not_dead_while_nobody_tells_of_them() -> None:
+    """A new daemon's first look: flow has not been asked yet, no body has answered. The run is old."""
+    w = settled()
+    w.now_s += 400.0
+    first_look = observed(
+        device("a"), device("b"), replica("r0", "b", phase="starting"), trainer("a", phase="starting"), flow_age_s=None
+    )
+    assert not [e for e in w.keep(first_look, 20) if isinstance(e, ev.UnitDied)]
+    assert {b.phase for b in bodies(first_look, w.state)} == {"unknown"}
+    died = [e for e in w.keep(first_look, LIMITS.start_s) if isinstance(e, ev.UnitDied)]
+    assert {e.unit for e in died} == {"t0", "r0"}  # but not for ever
+
+
+def test_a_trainer_that_never_comes_to_its_step_boundary_is_hung() -> None:
+    quiesced = ev.StepOrdered(id="quiesce-trainer:t0:1", unit="t0", epoch=1, devices=(), plan_rev=1)
+    w = Watch(fleet("a", plan=PLAN, more=(*started("t0", "a"), quiesced)))
+    stuck = observed(device("a"), trainer("a", phase="quiescing", age_s=0.1))
+    assert w.keep(stuck, LIMITS.trainer_silent_s - 5) == []
+    (died,) = [e for e in w.keep(stuck, 10) if isinstance(e, ev.UnitDied)]
+    assert died.hung
+    assert "no step boundary" in died.reason
+
+
+def test_an_idle_device_is_not_host_bound() -> None:
+    w = Watch(fleet("a"))
+    w.keep(observed(device("a", host_bound=True)), 5)
+    assert w.state.devices["a"].host_bound
+    w.keep(observed(device("a", host_bound=None)), 12)
+    assert not w.state.devices["a"].host_bound

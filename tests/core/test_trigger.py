@@ -11,7 +11,7 @@ from runtime.core import event as ev
 from runtime.core.fold import fold
 from runtime.core.solved import SolvedPlan
 from runtime.core.state import ClusterState, Need
-from runtime.core.trigger import ConsentRule, due, judge, outdates, verdicts
+from runtime.core.trigger import RETRY_S, ConsentRule, due, judge, outdates, verdicts
 
 FORCE = solved("a", "b", "c")
 JOINED = ev.DeviceJoined(device="d", kind="k", node="n0", index=3)
@@ -128,3 +128,34 @@ def test_time_expires_proposals_and_counts_quarantine() -> None:
     state = after(ev.PlanProposed(solved=solved("a", "b", rev=2), expires_at_s=NOW_S + 5, gain_share=None))
     assert verdicts(state, NOW_S + 4) == ()
     assert verdicts(state, NOW_S + 5) == (ev.ProposalExpired(rev=2),)
+
+
+def test_a_join_does_not_throw_a_planning_away() -> None:
+    worked_on = need(after(LOST))
+    state = fold(after(LOST), stored(JOINED))
+    assert not outdates(need(state), worked_on)
+    assert outdates(need(fold(state, stored(PINNED))), worked_on)
+
+
+def test_a_planning_that_broke_is_tried_again_and_said() -> None:
+    asked = after(PINNED)
+    failed = ev.PlanningFailed(trigger="pin", message="the planner died", need_rev=need(asked).rev)
+    state = fold(asked, stored(failed, at_s=NOW_S + 1))
+    assert state.need == asked.need
+    assert due(state, NOW_S + 1 + RETRY_S - 0.1) is None
+    assert due(state, NOW_S + 1 + RETRY_S) == state.need
+    newer = fold(state, stored(LOST, at_s=NOW_S + 2))
+    assert due(newer, NOW_S + 3) == newer.need, "a new reason does not wait for the old one's rest"
+    kept = fold(state, stored(ev.PlanKept(trigger="pin", solve_s=0.1, need_rev=need(state).rev), at_s=NOW_S + 20))
+    assert (kept.need, kept.planning_failed_at_s) == (None, None)
+
+
+def test_a_run_that_ended_starts_with_a_clean_sheet() -> None:
+    ended = after(
+        ev.PlanFoundInfeasible(trigger="x", message="two devices are needed", need_rev=99),
+        ev.RunEnded(reason="down"),
+        ev.DaemonStarted(epoch=2, pid=1, adopted=False),
+    )
+    assert (ended.infeasible, ended.plan) == ("", None)
+    assert need(ended).causes == {"start"}
+    assert {u.status for u in ended.units.values()} <= {"stopped"}

@@ -97,7 +97,11 @@ class ToyPlanning:
     def poll(self) -> PlanningResult | None:
         if self._problem is None:
             return None
-        solution, self._problem = toy_solve(self._problem), None
+        problem, self._problem = self._problem, None
+        strangers = {o.device for o in problem.overrides} - {d.id for d in problem.cluster.devices}
+        if strangers:  # as the real planner
+            return PlanningResult(solution=None, error=f"overrides of {strangers}, not in the cluster", solve_s=0.01)
+        solution = toy_solve(problem)
         self.solved += 1
         return PlanningResult(solution=solution, error="", solve_s=0.01)
 

@@ -189,3 +189,31 @@ def test_snapshot_numbers_grow_across_a_restart() -> None:
     before = world.loop.seq
     world.restart()
     assert world.loop.seq > before
+
+
+def test_an_override_of_a_device_that_left_does_not_keep_the_planner_from_working() -> None:
+    """Drain is said of a device that goes away; then it goes."""
+    world = SimWorld(4)
+    world.settle()
+    world.command("drain", device="d3")
+    world.settle()
+    world.sim.fleet.inject(DeviceLeaves(at_s=world.now_s, device="d3"))
+    world.run(5)
+    world.command("cordon", device="d2")
+    world.settle(60)
+    assert "PlanningFailed" not in kinds_of(world)
+    assert world.standing() == {"d0": "train", "d1": "rollout"}
+    assert {o.device for o in world.loop.state.overrides} == {"d2", "d3"}  # kept for when it comes back
+
+
+def test_a_page_of_events_is_full_whatever_commands_there_were() -> None:
+    world = SimWorld(3)
+    world.settle()
+    last = world.loop.events(0, 10_000)[-1].seq
+    for _ in range(30):
+        world.command("cordon", device="d2")
+    world.command("uncordon", device="d2")
+    world.settle()
+    (first,) = world.loop.events(last, 1)
+    assert first.kind == "OverrideSet"
+    assert [e.kind for e in world.loop.events(first.seq, 10_000)]

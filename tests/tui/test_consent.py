@@ -113,7 +113,7 @@ def test_devices_are_named_by_identity_never_by_place() -> None:
         assert [r.device for r in _ask(name, s, 1, 2).requests] == [s.devices[1].id, s.devices[2].id]  # type: ignore[arg-type]
 
 
-def test_replan_says_whether_it_will_ask() -> None:
+def test_replan_says_that_it_is_its_own_consent() -> None:
     s = sample_snapshot()
-    assert "waits for approval" in _impact(_ask("replan", s))
-    assert "in force at once" in _impact(_ask("replan", replace(s, run=replace(s.run, consent="auto"))))
+    for consent in ("ask", "auto"):
+        assert "in force at once" in _impact(_ask("replan", replace(s, run=replace(s.run, consent=consent))))

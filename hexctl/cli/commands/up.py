@@ -45,6 +45,10 @@ def up(
     from hexctl.cli.launch import DaemonOrder, answers, settled, start_detached
 
     if run_id is not None:
+        if config is not None or settings:
+            raise click.UsageError(
+                "--run comes back to a run, which has its own configuration: leave CONFIG and --set out"
+            )
         where = root or Path("runs")
         run = choose_run(where, run_id)
         if not answers(run):

@@ -200,6 +200,8 @@ class MainScreen(Screen[None], inherit_bindings=False):
         """Keys of other views do nothing here."""
         called = f"{action}({', '.join(repr(p) for p in parameters)})" if parameters else action
         entries = [k for k in KEYS if k.where in MAIN and k.action == called]
+        if self._small and any(k.level is not None for k in entries):
+            return False  # nobody sees what it would act on
         return not entries or any(works_in(k, self.view, proposal_open=self._proposal_open) for k in entries)
 
     @property

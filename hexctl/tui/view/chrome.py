@@ -48,6 +48,8 @@ def banner_lines(s: Snapshot, elapsed_s: float, health: Health) -> tuple[Line, .
         out.append(
             line(Span(f" run {clean(s.run.id)} {word} · its folder is {clean(s.run.folder)} · q leaves ", "banner"))
         )
+    elif s.run.state == "stopping":
+        out.append(line(Span(" the run is ending: samples are suspended, actors stopped ", "banner")))
     elif not health.answering:
         out.append(silence_banner(health, s.run.id))
     elif elapsed_s > STUCK_AFTER_S:

@@ -67,7 +67,7 @@ def weigh(name: CommandName, s: Snapshot, targets: Sequence[DeviceRow], role: Ro
     if name in ("approve", "reject"):
         return _consent(name, s)
     if name == "replan":
-        return _replan(s)
+        return _replan()
     if not targets:
         return Refusal(why="no device is under the cursor")
     last = _takes_last(s, targets, name, role)
@@ -146,8 +146,8 @@ def _impact(s: Snapshot, targets: Sequence[DeviceRow]) -> tuple[Line, ...]:
 
 
 def _undo(name: CommandName, targets: Sequence[DeviceRow]) -> tuple[Request, ...]:
-    if name in ("cordon", "drain"):
-        return tuple(Request(name="uncordon", device=d.id) for d in targets)
+    if name in ("cordon", "drain"):  # one that was cordoned before stays so
+        return tuple(Request(name="uncordon", device=d.id) for d in targets if not d.cordoned)
     if name == "uncordon":
         return tuple(Request(name="cordon", device=d.id) for d in targets)
     out = []
@@ -157,19 +157,15 @@ def _undo(name: CommandName, targets: Sequence[DeviceRow]) -> tuple[Request, ...
     return tuple(out)
 
 
-def _replan(s: Snapshot) -> Ask:
-    told = (
-        "The new plan waits for approval."
-        if s.run.consent == "ask"
-        else "The new plan is put in force at once: replicas may move."
-    )
+def _replan() -> Ask:
+    """An operator's command is its own consent, also where improvements ask for it."""
     return Ask(
         level=1,
         title="Plan again now?",
         verb="Re-plan",
         impact=(
             line(Span("The planner runs on the fleet as it is now; the run goes on meanwhile.")),
-            line(Span(told, "warn")),
+            line(Span("The new plan is put in force at once: replicas may move.", "warn")),
         ),
         requests=(Request(name="replan"),),
     )
