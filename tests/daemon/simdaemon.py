@@ -1,5 +1,6 @@
 """A daemon whose fleet is simulated, for tests with real processes: `python simdaemon.py CONFIG ...`."""
 
+import os
 import sys
 
 from planner.cluster import Cluster
@@ -19,6 +20,11 @@ class SimulatedWorld:
     """The devices the configuration declares, doing no work."""
 
     def discover(self, config: Config, run_id: str) -> Found:
+        if hold := os.environ.get("SIM_HOLD"):  # a named pipe: say that it is reached, wait until the test has read on
+            with open(hold, "w") as pipe:
+                pipe.write("discovering")
+            with open(hold) as pipe:
+                pipe.read()
         return Found(cluster=cluster_from_config(config), label="simulated", notes=())
 
     def open(

@@ -123,6 +123,29 @@ def test_steps_reached_ends_the_run_with_0_and_a_folder_that_tells_it(daemons: D
     assert not run.paths.api_socket.exists()
 
 
+@pytest.mark.parametrize(("number", "code", "state"), [(signal.SIGTERM, 0, "live"), (signal.SIGINT, 130, "ended")])
+def test_a_signal_during_adoption_ends_only_what_it_ends_otherwise(
+    daemons: Daemons, number: signal.Signals, code: int, state: str
+) -> None:
+    """The successor is told to leave (or the run to end) before it has joined the living run."""
+    first = daemons.start(daemons.config())
+    daemons.until(first, running)
+    run = daemons.run()
+    first.kill()
+    first.communicate()
+    pipe = daemons.folder / "hold"
+    os.mkfifo(pipe)
+    daemons.environment = {**daemons.environment, "SIM_HOLD": str(pipe)}
+    second = daemons.start("--run", run.id)
+    assert pipe.read_text() == "discovering"
+    second.send_signal(number)
+    pipe.write_text("go on")
+    _, err = second.communicate(timeout=60)
+    assert second.returncode == code, err
+    assert read_run(run.paths.folder).state == state
+    assert "Traceback" not in err
+
+
 def test_a_second_daemon_is_refused_with_the_pid_of_the_first_which_goes_on(daemons: Daemons) -> None:
     first = daemons.start(daemons.config())
     daemons.until(first, running)
