@@ -182,3 +182,33 @@ async def test_a_daemon_that_does_not_accept_is_quoted_without_its_markup_being_
         await started(pilot)
         await pilot.press("j", "c")
         await until(pilot, lambda: "[red]no[/]" in screen_text(app))
+
+
+async def test_nothing_acts_on_rows_that_a_small_terminal_hides() -> None:
+    source = FakeSource(sample_snapshot())
+    app = app_on(source)
+    async with app.run_test(size=NARROW) as pilot:
+        await started(pilot)
+        await pilot.resize_terminal(70, 20)
+        await pilot.press("j", "c", "D", "R", "u", "p")
+        assert isinstance(app.screen, MainScreen)
+        assert source.commands == []
+        await pilot.resize_terminal(*NARROW)
+        await pilot.press("c")
+        await until(pilot, lambda: len(source.commands) == 1)
+
+
+async def test_an_undo_that_is_refused_may_be_tried_again() -> None:
+    source = FakeSource(sample_snapshot())
+    app = app_on(source)
+    async with app.run_test(size=NARROW) as pilot:
+        await started(pilot)
+        await pilot.press("j", "c")
+        await until(pilot, lambda: "u undoes" in toasts(app))
+        source.refuse = "the run is ending"
+        await pilot.press("u")
+        await until(pilot, lambda: "the run is ending" in toasts(app))
+        source.refuse = ""
+        await pilot.press("u")
+        await until(pilot, lambda: source.sent[-1] == ("uncordon", IDS[1], None) and "undone" in toasts(app))
+        assert "nothing to undo" not in toasts(app)
