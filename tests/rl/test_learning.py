@@ -147,9 +147,15 @@ def test_a_short_copy_is_learnt_in_seconds(tmp_path):
 @pytest.mark.parametrize("lag", [0, 4])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_embedded_default_is_learnt_on_every_seed(tmp_path, seed, lag):
-    """Answers of 4 to 12 tokens, 32 x 8 samples a step: from below 0.2 to above 0.9 within 250 steps."""
+    """Answers of 4 to 10 tokens, 32 x 8 samples a step: from below 0.2 to above 0.9 within 250 steps."""
     task, algorithm = CONFIG.task, CONFIG.algorithm
-    s = Setting(task.min_length, task.max_length, algorithm.prompts_per_step, algorithm.responses_per_prompt, lag)
+    s = Setting(
+        shortest=task.min_length,
+        longest=task.max_length,
+        prompts=algorithm.prompts_per_step,
+        responses=algorithm.responses_per_prompt,
+        lag=lag,
+    )
     metrics = learn(tmp_path, s, seed=seed, steps=250, until=0.9)
     assert metrics[0]["reward_mean"] < 0.2
     assert mean_reward(metrics[-10:]) > 0.9, f"after {len(metrics)} steps"
