@@ -12,6 +12,7 @@ from planner.cost.memory import stage_bytes, stage_fits
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, local_link
 from planner.cost.training import StageShape, crossing_s, head_s, layer_s, split_layers
+from planner.plan import Task
 from planner.record import record
 from planner.space import BlockShape
 
@@ -46,10 +47,13 @@ class Columns:
             self._made[block] = self._make(block)
         return self._made[block]
 
-    def split(self, blocks: Sequence[BlockShape]) -> tuple[int, ...] | None:
-        """Layers of every stage, in proportion to compute; None when there are more stages than layers."""
+    def split(self, blocks: Sequence[BlockShape], tasks: Sequence[Task] = ()) -> tuple[int, ...] | None:
+        """Layers of every stage, in proportion to compute, of the model that a group's plan lists: the actor's where the
+        group trains it or names no task, else its first task's. None when there are more stages than layers."""
         weights = [c.weight for b in blocks if (c := self.column(b)) for _ in range(b.pp)]
-        return split_layers(self.cost.problem.model.layers, weights, self.head_layers)
+        lead: Task = tasks[0] if tasks and "actor_training" not in tasks else "actor_training"
+        has_head = lead in ("actor_training", "reference")
+        return split_layers(self.cost.context.of(lead).model.layers, weights, self.head_layers if has_head else 0.0)
 
     def pair_bounds_s(self, left: Sequence[BlockShape], right: Sequence[BlockShape], link: Link) -> NDArray[np.float64]:
         """Seconds that a trainer of blocks left[i] -> right[j] takes at least: perfect balance without bubbles; and at
