@@ -23,7 +23,7 @@ from planner.record import record, replace
 from planner.workflow import TRAINING, side_tasks
 from planner.workload import Workload
 
-_MICRO_SEQUENCES = (1, 2, 4, 8, 16, 64, 256, 1024)
+MICRO_SEQUENCES = (1, 2, 4, 8, 16, 64, 256, 1024)
 
 
 @record
@@ -84,10 +84,10 @@ def split_layers(layers: int, weights: Sequence[float], head_layers: float = 0.0
     ideal[-1] -= head_layers
     out = [max(1, math.floor(x + 1e-9)) for x in ideal]
     while sum(out) > layers:
-        worst = max((i for i in range(n) if out[i] > 1), key=lambda i: (out[i] - ideal[i], out[i]))
+        worst = max((i for i in range(n) if out[i] > 1), key=lambda i: (round(out[i] - ideal[i], 9), out[i], i))
         out[worst] -= 1
     while sum(out) < layers:
-        best = max(range(n), key=lambda i: ideal[i] - out[i])
+        best = max(range(n), key=lambda i: round(ideal[i] - out[i], 9))  # ties, rounding apart, go to the front
         out[best] += 1
     return tuple(out)
 
@@ -205,7 +205,7 @@ def _task_cost(
     best: TrainerCost | None = None
     samples, dp_max = ctx.workload.samples_per_step, max(s.dp for s in shape.stages)
     for recompute in (False, True) if task in TRAINING else (False,):
-        for sequences in _MICRO_SEQUENCES:
+        for sequences in MICRO_SEQUENCES:
             rounds = max(1, math.ceil(samples / (sequences * dp_max)))
             way = _Way(task=task, rounds=rounds, recompute=recompute)
             if not _fits(ctx, shape, way, resident):
