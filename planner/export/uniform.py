@@ -300,10 +300,12 @@ def _about_places(plan: Plan, train: Placement, problem: Problem, able: Abilitie
         yield f"{idle} devices of the cluster are idle in the plan: keep them from {name}, which takes any that are free."
     per_device = [p.share / len(p.devices) for p in plan.rollouts if p.share is not None]
     if per_device and max(per_device) > _EVEN_SHARE * min(per_device):
-        yield (
-            f"The plan gives its engines unequal shares of the samples ({max(per_device) / min(per_device):.2f} times as"
-            f" many a device at most); {name} routes by its own rule."
+        how = (
+            f"{max(per_device) / min(per_device):.2f} times as many a device at most"
+            if min(per_device)
+            else "some none"
         )
+        yield f"The plan gives its engines unequal shares of the samples ({how}); {name} routes by its own rule."
     if problem.workload.mode == "async" and problem.workload.update_mode != "pause":
         yield f"The plan updates weights {problem.workload.update_mode}; {name} pauses all its engines for an update."
 
