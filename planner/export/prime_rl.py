@@ -42,6 +42,7 @@ def export(plan: Feasible | Plan, problem: Problem) -> Exported:
         "deployment": deployment.table,
         **({"slurm": {"job_name": "rl"}} if deployment.several_nodes else {}),
         "weight_broadcast": {"type": "nccl"},
+        "trainer.model": {},  # shared settings reach the trainer only if its table is there
         **({"trainer.model.ac": {"mode": "full", "freq": 1}} if shape.train.recompute else {}),
         "orchestrator": _orchestrator(shape, problem),
         "orchestrator.train.sampling": {"max_completion_tokens": problem.workload.response.max_tokens},
@@ -54,8 +55,8 @@ def export(plan: Feasible | Plan, problem: Problem) -> Exported:
         (
             "prime-rl: configuration of its rl entry point, from a modelled plan.",
             "  uv run rl @ rl.toml",
-            f"Yours to set: [model] name ({argument(problem.model.name)}), [[orchestrator.train.env]], optimiser"
-            + (", [slurm]." if deployment.several_nodes else "."),
+            f"Yours to set: [model] name ({argument(problem.model.name)}), [[orchestrator.train.env]],"
+            f" [orchestrator.renderer], optimiser{', [slurm]' if deployment.several_nodes else ''}.",
         )
     )
     text = head + "\n".join(_table(name, values) for name, values in tables.items())
@@ -74,7 +75,7 @@ def _orchestrator(shape: Uniform, problem: Problem) -> dict[str, Value]:
         "batch_size": w.samples_per_step,  # in samples
         "group_size": w.responses_per_prompt,
         "max_off_policy_steps": w.eta if w.mode == "async" else 0,
-        "max_inflight_rollouts": shape.running_samples,
+        "max_inflight_rollouts": max(shape.running_samples, w.responses_per_prompt),  # it refuses less than a group
     }
 
 

@@ -142,6 +142,9 @@ def figures(target: str, v: dict[str, Any]) -> SimpleNamespace:
             longest=v["data.max_len"],
         )  # fmt: skip
     assert target == "prime-rl"
+    # What its validators ask: read in its source, since the package cannot be installed from an index.
+    assert v["orchestrator.max_inflight_rollouts"] >= v["orchestrator.group_size"]
+    assert v["orchestrator.batch_size"] % v["orchestrator.group_size"] == 0
     one = v["deployment.type"] == "single_node"
     unit = 1 if one else v["deployment.gpus_per_node"]
     train, infer = ("num_train_gpus", "num_infer_gpus") if one else ("num_train_nodes", "num_infer_nodes")
@@ -252,6 +255,8 @@ def test_prime_rl_by_hand() -> None:
     assert (v["orchestrator.batch_size"], v["orchestrator.group_size"]) == (64, 4)
     assert (v["inference.parallel.tp"], v["inference.vllm_extra.max_num_seqs"]) == (2, 16)
     assert v["model.name"] == "some model"
+    [text] = exported.files.values()
+    assert {"trainer", "orchestrator", "inference"} <= tomllib.loads(text).keys(), "the tables its root requires"
     assert any("shards them over all ranks" in n for n in exported.notes)
     assert not any("whole nodes" in n for n in exported.notes)
 
