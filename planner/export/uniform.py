@@ -99,7 +99,8 @@ def uniform(solved: Feasible | Plan, problem: Problem, able: Abilities) -> Unifo
     counts = Counter(problem.cluster.device(d).node for d in used)
     w = problem.workload
     outstanding = ((w.eta if w.mode == "async" else 0) + 1) * w.samples_per_step
-    running = min(outstanding, pool.engines * pool.max_running if pool.max_running else outstanding)
+    at_once = [p.max_running for p in plan.rollouts if p.max_running is not None]
+    running = min(outstanding, sum(at_once)) if len(at_once) == len(plan.rollouts) else outstanding
     notes = (*about_grid, *about_pool, *_about_places(plan, train, problem, able))
     return Uniform(
         train=grid,
@@ -121,8 +122,13 @@ def blocks_of(devices: Sequence[str], cluster: Cluster) -> Blocks:
 
 def _checked(plan: Plan) -> Placement:
     train = plan.train
-    if train is None or not train.stages:
-        raise InvalidInput("a plan to export needs a trainer with stages", where="plan", got=train)
+    roles = Counter(str(p.role) for p in plan.placements)
+    if train is None or not train.stages or roles["train"] > 1:
+        raise InvalidInput("a plan to export needs one trainer, with stages", where="plan", got=dict(roles))
+    if set(roles) - {"train", "rollout"}:
+        raise InvalidInput(
+            "a placement has a role that no exporter maps", where="plan", got=dict(roles), expected="train, rollout"
+        )
     if not plan.rollouts:
         raise InvalidInput("a plan to export needs rollout replicas", where="plan", got=len(plan.placements))
     shared = [d for d, n in Counter(d for p in plan.placements for d in p.devices).items() if n > 1]
@@ -148,7 +154,11 @@ def _trainer_grid(train: Placement, cost: CostModel, able: Abilities) -> tuple[T
     if sharded and cost.problem.capabilities.trainer != "fsdp":
         why = "over all ranks" if able.always_shards else "here, because whole ones would not fit"
         notes.append(f"The plan's trainer keeps whole states on every dp rank; {able.name} shards them {why}.")
-    if found is None:
+    if dp > cost.problem.workload.samples_per_step:
+        notes.append(
+            f"The trainer has dp{dp} here, more ranks than the {cost.problem.workload.samples_per_step} samples of a step."
+        )
+    elif found is None:
         notes.append(
             f"The trainer's dp{dp} x tp{tp} x pp{pp} is not predicted to fit the smallest of its devices without"
             f" offloading."

@@ -347,6 +347,35 @@ def test_layers_verl_can_say(layers: tuple[int, ...]) -> None:
         assert said == layers
 
 
+def test_samples_at_once_are_counted_by_engine() -> None:
+    """Engines of 16 and of 9 running: 25 samples, not twice the higher limit."""
+    plan = Plan(placements=(trainer(stage(0, dp=8, tp=1)), engine(8, tp=1), engine(9, tp=1, running=9)))
+    assert values(export("prime-rl", plan, asked()))["orchestrator.max_inflight_rollouts"] == 25
+    small = asked(workload=workload(prompts_per_step=2, responses_per_prompt=3, eta=1))
+    assert values(export("prime-rl", plan, small))["orchestrator.max_inflight_rollouts"] == 12, "(eta + 1) batches of 6"
+    assert says(export("prime-rl", plan, small), "dp8", "more ranks than the 6 samples")
+
+
+def test_states_that_do_not_fit_whole_are_sharded() -> None:
+    """Without its pipeline the trainer holds the whole model: 16 bytes a parameter (bf16 weights and gradients, fp32 master and moments)."""
+    card = kind("big", memory=20e9)
+    at = cluster(*[("big", "a")] * 8, kinds=(card,))
+    model = replace(MODEL, name="two billion", hidden=2048, intermediate=8192, layers=24)
+    plan = Plan(
+        placements=(
+            trainer(*(stage(i, dp=1, tp=1, layers=6) for i in range(4))),
+            *(engine(i, kind="big") for i in range(4, 8)),
+        )
+    )
+    p = asked(at, model=model, workload=workload(response=workload().prompt))
+    whole = model.params * 16 / card.memory_bytes
+    assert 1 < whole < 3, "not whole, but in four parts"
+    exported = export("openrlhf", plan, p)
+    assert values(exported)["ds.zero_stage"] == 3
+    assert says(exported, "shards them here, because whole ones would not fit")
+    assert values(export("openrlhf", SPLIT, asked()))["ds.zero_stage"] == 2
+
+
 def test_ppo_puts_a_critic_beside_the_actor() -> None:
     p = asked(workload=workload(algorithm="ppo", reference_model=True))
     verl = values(export("verl", SPLIT, p))
@@ -363,9 +392,17 @@ def test_ppo_puts_a_critic_beside_the_actor() -> None:
 def test_what_cannot_be_exported() -> None:
     with pytest.raises(UnknownName, match="areal, openrlhf, prime-rl, verl"):
         export("trl", SPLIT, asked())
-    for missing, word in ((SPLIT.placements[1:], "needs a trainer"), (SPLIT.placements[:1], "needs rollout replicas")):
+    for missing, word in (
+        (SPLIT.placements[1:], "needs one trainer"),
+        (SPLIT.placements[:1], "needs rollout replicas"),
+    ):
         with pytest.raises(InvalidInput, match=word):
             export("verl", Plan(placements=missing), asked())
+    with pytest.raises(InvalidInput, match="needs one trainer"):
+        export("verl", Plan(placements=(*SPLIT.placements, SPLIT.placements[0])), asked())
+    other = replace(SPLIT.placements[-1], role="infer")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="role that no exporter maps"):
+        export("verl", Plan(placements=(*SPLIT.placements[:-1], other)), asked())
     with pytest.raises(InvalidInput, match="share devices"):
         export("verl", Plan(placements=(*SPLIT.placements, engine(0, tp=2, kind="big"))), asked())
 
