@@ -357,7 +357,8 @@ def test_samples_at_once_are_counted_by_engine() -> None:
 
 
 def test_states_that_do_not_fit_whole_are_sharded() -> None:
-    """Without its pipeline the trainer holds the whole model: 16 bytes a parameter (bf16 weights and gradients, fp32 master and moments)."""
+    """Without its pipeline the trainer holds the whole model, 16 bytes a parameter: bf16 weights and gradients, fp32
+    master and moments."""
     card = kind("big", memory=20e9)
     at = cluster(*[("big", "a")] * 8, kinds=(card,))
     model = replace(MODEL, name="two billion", hidden=2048, intermediate=8192, layers=24)

@@ -22,7 +22,7 @@ from planner.plan import Plan
 pytestmark = pytest.mark.optional
 
 UNEVEN = Plan(
-    placements=(*(trainer(*(stage(2 * i, dp=1, tp=2, layers=n) for i, n in enumerate((9, 6, 5, 4)))),), engine(8))
+    placements=(trainer(*(stage(2 * i, dp=1, tp=2, layers=n) for i, n in enumerate((9, 6, 5, 4)))), engine(8))
 )
 ONE_NODE = Plan(placements=(trainer(stage(0, dp=4, tp=1)), engine(4, tp=2, kind="big"), engine(6, tp=2, kind="big")))
 CASES: list[tuple[Plan, Problem]] = [
