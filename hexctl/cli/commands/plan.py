@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
+from hexctl.cli.commands.plan_export import answer_exported
 from hexctl.cli.exits import Exit, Progress, error
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, load, output_option, seconds, set_option, stdout_kept_pure
 from hexctl.cli.render.plan import comparison_text, infeasible_text, plan_document, plan_text
+from planner.export import EXPORTERS
 from planner.problem import Budget, Problem
 from planner.solution import Feasible, Infeasible, Solution
 
@@ -29,6 +31,12 @@ from planner.solution import Feasible, Infeasible, Solution
 @click.option(
     "--evaluations", type=click.IntRange(min=1), help="Plans to judge at most: the same number gives the same plan."
 )
+@click.option(
+    "--export",
+    "target",
+    type=click.Choice(list(EXPORTERS)),
+    help="Answer with the settings that launch the plan there; what they cannot say comes as notes.",
+)
 @set_option
 @output_option
 def plan(
@@ -38,11 +46,14 @@ def plan(
     compare: str | None,
     budget: str | None,
     evaluations: int | None,
+    target: str | None,
     settings: tuple[str, ...],
     output: str,
 ) -> int:
     if scheduler and compare:
         raise click.UsageError("--scheduler names one, --compare several: give one of the two")
+    if target and compare:
+        raise click.UsageError("--export takes one plan, --compare makes several: give one of the two")
     loaded = load(config, settings)
     limit_s = seconds(budget, where="--budget") if budget else loaded.config.planner.solve_time
     names = [n.strip() for n in (compare or scheduler or loaded.config.planner.scheduler).split(",")]
@@ -59,6 +70,8 @@ def plan(
             answer(output, document, "")
         error(infeasible_text(solution), hint="change one of them in the configuration, or --set it to try")
         return Exit.INFEASIBLE
+    if target:
+        return answer_exported(output, target, solution, problem)
     answer(output, document, plan_text(solution, solve_s))
     return Exit.FINE
 
