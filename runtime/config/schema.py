@@ -83,7 +83,7 @@ class TaskSection(Section):
 
 
 class AlgorithmSection(Section):
-    name: Literal["grpo", "ppo"] = Field("grpo", description="ppo: for planning only (a critic is planned for too)")
+    name: Literal["grpo", "ppo"] = Field("grpo", description="ppo: for planning only")
     mode: Literal["async", "sync"] = Field("async", description="sync is eta = 0")
     eta: int = Field(4, ge=0, le=64, description="staleness bound in optimiser steps")
     stale_policy: Literal["mask", "wait", "drop"] = Field(
@@ -172,7 +172,7 @@ class DeviceSection(Section):
 class LinkSection(Section):
     """A class of links. Latency is written one way or as a round trip, whichever was measured."""
 
-    latency: Seconds | None = Field(None, description="one way; default: 10 us")
+    latency: Seconds | None = Field(None, description="one way; default inside a region: 10 us")
     round_trip: Seconds | None = Field(None, description="instead of latency: there and back, as ping prints it")
     bandwidth: BytesPerS = Field(description="one way, of one stream")
     streams: int = Field(1, ge=1, le=1024, description="parallel streams a transfer may use, at that bandwidth each")
