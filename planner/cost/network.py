@@ -59,21 +59,25 @@ def best_of(links: Iterable[Link]) -> Link:
 
     So more links never make it worse, which a proven bound needs: the link of the highest rate may be the longer one.
     """
-    all_links = tuple(dict.fromkeys(link.bulk() for link in links))
+    distinct = set(links)
+    if len(distinct) == 1:
+        return distinct.pop().bulk()
     return Link(
-        latency_s=min(link.latency_s for link in all_links),
-        bytes_per_s=max(link.bytes_per_s for link in all_links),
-        egress_usd_per_gb=min(link.egress_usd_per_gb for link in all_links),
+        latency_s=min(link.latency_s for link in distinct),
+        bytes_per_s=max(link.bytes_per_s * link.streams for link in distinct),
+        egress_usd_per_gb=min(link.egress_usd_per_gb for link in distinct),
     )
 
 
 def worst_of(links: Iterable[Link]) -> Link:
     """The highest latency, the lowest rate and the highest price among some links: what a collective over all pays."""
-    all_links = tuple(dict.fromkeys(link.bulk() for link in links))
+    distinct = set(links)
+    if len(distinct) == 1:
+        return distinct.pop().bulk()
     return Link(
-        latency_s=max(link.latency_s for link in all_links),
-        bytes_per_s=min(link.bytes_per_s for link in all_links),
-        egress_usd_per_gb=max(link.egress_usd_per_gb for link in all_links),
+        latency_s=max(link.latency_s for link in distinct),
+        bytes_per_s=min(link.bytes_per_s * link.streams for link in distinct),
+        egress_usd_per_gb=max(link.egress_usd_per_gb for link in distinct),
     )
 
 
