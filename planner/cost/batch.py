@@ -7,6 +7,7 @@ last; and so of the second block. Arrays have one row a part and one column a sh
 formulas.
 """
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 
@@ -123,6 +124,16 @@ def parts_of(first: Block | None, second: Block, split: Sequence[Ints]) -> Parts
     )
 
 
+@record
+class _Way:
+    """One micro-batch size, with or without recomputation, on every shape."""
+
+    recompute: bool
+    limit: Array  # bytes that models may hold, by part
+    time_s: Array
+    more: Bools  # whether a larger micro-batch makes a difference
+
+
 class Batch:
     """Times of groups of tasks on many shapes; every model has the same number of layers."""
 
@@ -144,29 +155,40 @@ class Batch:
             self.rounds.append(rounds)
             if (rounds == 1).all():
                 break
-        self._times: dict[Task, list[tuple[int, bool, Array]]] = {}
-        self._states: dict[tuple[Task, bool], Array] = {}
+        self._ways: dict[Task, list[_Way]] = {}
+        self._states: dict[Task, Array] = {}
+        self._groups: dict[frozenset[Task], tuple[Array, Array]] = {}
 
     def group_s(self, tasks: tuple[Task, ...]) -> tuple[Array, Array]:
         """(seconds of scoring, of training) of a group on every shape; infinite where it does not fit."""
+        key = frozenset(self._like(t, tasks) for t in tasks)
+        if len(key) < len(tasks):  # two tasks that cost the same, in one group
+            return self._group_s(tasks)
+        if key not in self._groups:
+            self._groups[key] = self._group_s(tasks)
+        return self._groups[key]
+
+    def _like(self, task: Task, beside: Sequence[Task]) -> Task:
+        """A task that costs the same: values of a critic that is not trained here are a forward pass as rewards are."""
+        alike = self.ctx.of("reward").model == self.ctx.of("critic_values").model
+        return "reward" if task == "critic_values" and alike and "critic_training" not in beside else task
+
+    def _group_s(self, tasks: tuple[Task, ...]) -> tuple[Array, Array]:
         score, train = np.zeros(self.size), np.zeros(self.size)
-        resident = self._sum([self._state(t, tasks) for t in tasks])
+        resident = np.zeros((_PARTS, self.size))
+        for t in tasks:
+            if not (t == "critic_values" and "critic_training" in tasks):
+                resident += self._state(self._like(t, tasks))
         for t in tasks:
             best = np.full(self.size, np.inf)
-            open_ = [self.possible.copy(), self.possible.copy()]
-            for step, recompute, time_s in self._ways(t):
+            tried = {False: self.possible, True: self.possible}
+            for way in self._ways_of(self._like(t, tasks)):
                 # As in the plain formulas, larger micro-batches are not tried beyond the first that does not fit.
-                fits = open_[recompute] & self._fits(t, step, recompute, resident)
-                open_[recompute] = fits & (self.rounds[step] > 1)
-                best = np.where(fits, np.minimum(best, time_s), best)
+                fits = tried[way.recompute] & (resident <= way.limit).all(axis=0)
+                tried[way.recompute] = fits & way.more
+                np.minimum(best, way.time_s, out=best, where=fits)
             (train if t in TRAINING else score).__iadd__(best)
         return score, train
-
-    def _sum(self, arrays: Sequence[Array]) -> Array:
-        out = np.zeros((_PARTS, self.size))
-        for a in arrays:
-            out += a
-        return out
 
     def _by_part(self, name: str) -> Ints:
         b = getattr(self.second, name)
@@ -193,28 +215,28 @@ class Batch:
         out: Array = p.layers * float(model.layer_params) + ends + extra
         return out
 
-    def _state(self, task: Task, beside: Sequence[Task]) -> Array:
-        """`task_state_bytes`."""
-        free = task == "critic_values" and "critic_training" in beside
-        key = (task, free)
-        if key not in self._states:
+    def _state(self, task: Task) -> Array:
+        """`task_state_bytes` of a task whose weights nobody else in the group holds."""
+        if task not in self._states:
             ctx = self.ctx.of(task)
             model = ctx.model
             per_param = state_bytes_per_param(model) if task in TRAINING else float(model.dtype_bytes)
             states = self._params(task) / self.tp * per_param
             if ctx.trainer == "fsdp":
                 states = states / self.dp + 2 * model.layer_params * model.dtype_bytes / self.tp
-            self._states[key] = np.zeros((_PARTS, self.size)) if free else states
-        return self._states[key]
+            self._states[task] = states
+        return self._states[task]
 
     def _activation(self, task: Task) -> Array:
         """`activation_bytes_per_token` by part."""
         model = self.ctx.of(task).model
-        known = {int(t): activation_bytes_per_token(model, int(t)) for t in np.unique(self.tp)}
-        out: Array = np.vectorize(known.__getitem__, otypes=[float])(self.tp) if known else np.zeros(self.tp.shape)
+        whole = activation_bytes_per_token(model, 1)
+        split = 2 * (whole - activation_bytes_per_token(model, 2))  # the part that TP divides
+        out: Array = (whole - split) + split / self.tp
         return out
 
-    def _fits(self, task: Task, step: int, recompute: bool, resident: Array) -> Bools:
+    def _limit(self, task: Task, step: int, recompute: bool) -> Array:
+        """Bytes that models may hold on each device of a part while the task runs so; no limit where there is no part."""
         ctx, p, rounds = self.ctx.of(task), self.parts, self.rounds[step]
         model = ctx.model
         tokens = np.maximum(ctx.m.longest, ctx.batch_tokens / (rounds * self.dp))
@@ -230,20 +252,42 @@ class Batch:
         room = self._column(
             [k.memory_bytes * ctx.a.train_memory_share - ctx.a.overhead(k.memory_bytes) for k in self._kinds()]
         )
-        fits: Bools = ((resident + needed <= room) | (p.count == 0)).all(axis=0)
-        return fits
+        return np.where(p.count > 0, room - needed, np.inf)
 
     # Time.
 
-    def _ways(self, task: Task) -> list[tuple[int, bool, Array]]:
-        """(micro-batch size, recomputation, seconds) of every way to run a task."""
-        if task not in self._times:
-            self._times[task] = [
-                (step, recompute, self._timed(task, step, recompute))
-                for recompute in ((False, True) if task in TRAINING else (False,))
-                for step in range(len(self.rounds))
-            ]
-        return self._times[task]
+    def _ways_of(self, task: Task) -> list["_Way"]:
+        """Every way to run a task that some shape has room for."""
+        if task not in self._ways:
+            self._ways[task] = []
+            for recompute in (False, True) if task in TRAINING else (False,):
+                left = self.possible
+                for step in range(len(self.rounds)):
+                    limit = self._limit(task, step, recompute)
+                    left = left & (self._state(task) <= limit).all(axis=0)
+                    if not left.any():
+                        break
+                    time_s = np.full(self.size, np.inf)
+                    time_s[left] = self.take(left)._timed(task, step, recompute)
+                    more = self.rounds[step] > 1
+                    self._ways[task].append(_Way(recompute=recompute, limit=limit, time_s=time_s, more=more))
+                    left = left & more
+        return self._ways[task]
+
+    def take(self, at: Bools) -> "Batch":
+        """Some of the shapes."""
+        if at.all():
+            return self
+        out = copy.copy(self)
+        out.first = None if self.first is None else self.first.take(at)
+        out.second = self.second.take(at)
+        out.parts = Parts(**{n: getattr(self.parts, n)[..., at] for n in Parts.__dataclass_fields__})
+        out.possible, out.stages = self.possible[at], self.stages[at]
+        out.dp, out.tp = self.dp[:, at], self.tp[:, at]
+        out.rounds = [r[at] for r in self.rounds]
+        out.size = len(out.stages)
+        out._ways, out._states, out._groups = {}, {}, {}
+        return out
 
     def _timed(self, task: Task, step: int, recompute: bool) -> Array:
         ctx, p, rounds = self.ctx.of(task), self.parts, self.rounds[step]

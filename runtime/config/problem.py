@@ -123,6 +123,7 @@ def workload_from_config(config: Config) -> Workload:
         response=Lengths(mean_tokens=lengths.response_mean, cv=lengths.response_cv, max_tokens=response_max),
         eta=algorithm.bound,
         reference_model=algorithm.reference_model,
+        reward="model" if algorithm.reward_model else "rule",
         kv_on_update=algorithm.kv_on_update,
         update_mode=algorithm.update_mode,
         proximal_forward=algorithm.objective == "decoupled",
