@@ -68,6 +68,8 @@ class TrainerBoxes:
 
     def first(self) -> Ints:
         """Boxes that together hold every trainer."""
+        if not self.lanes.keys:
+            return np.zeros((0, 8), dtype=np.int64)
         found = [self._singles()]
         for i, c in enumerate(self.combinations):
             if len(c) == 2:
@@ -145,6 +147,8 @@ class TrainerBoxes:
         lanes = self.lanes
         used = np.zeros((len(boxes), len(self.pools.kinds)), dtype=np.int64)
         seconds = np.full(len(boxes), np.inf)
+        if not len(boxes):
+            return Cells(used=used, train_s=seconds, sites=boxes[:, SITES], trained=boxes[:, TRAINED])
         alone, coarse = boxes[:, SECOND] == NONE, boxes[:, SECOND] == ANY
         pair = ~alone & ~coarse
         for rows, lane, low in ((~coarse, FIRST, LOW), (pair, SECOND, LOW2)):
