@@ -1,7 +1,7 @@
 """Large fleets made in code: five kinds of the catalogue in machines of eight, in one region or over ten.
 
-The workload is that of `configs/areal-hex-56.toml`, the model a 7B; links inside a region are the paper's. Latency and bandwidth between regions are
-assumptions, drawn from a fixed seed in the ranges the HetRL scenarios span (5-150 ms, 0.1-0.6 GB/s).
+The workload is that of `configs/areal-hex-56.toml`, the model a 7B; links inside a region are the paper's. Latency and
+bandwidth between regions are assumptions, drawn from a fixed seed: 5-150 ms, 0.1-0.6 GB/s.
 """
 
 import itertools

@@ -95,9 +95,7 @@ class IdealTrainer:
         every = [Spread(nodes=m, local=local, remote=remote if m > 1 else None) for m in choices]
         self._spreads[key] = min(
             every,
-            key=lambda s: spread_collective_s(
-                s, size, dp=block.dp, tp=block.tp, passes=passes, a=self.cost.context.a
-            ),
+            key=lambda s: spread_collective_s(s, size, dp=block.dp, tp=block.tp, passes=passes, a=self.cost.context.a),
         )
         return self._spreads[key]
 

@@ -5,6 +5,7 @@ best way to use 4, and so on: exact without a table. Pipelines have sizes that d
 `TABLE` devices the best density stands in for it, which is never less.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ Ints = NDArray[np.int64]
 
 def is_chain(sizes: Sequence[int]) -> bool:
     """Whether each of these ascending sizes divides the next."""
-    return all(b % a == 0 for a, b in zip(sizes, sizes[1:], strict=False))
+    return all(b % a == 0 for a, b in itertools.pairwise(sizes))
 
 
 def most_value(sizes: Sequence[int], values: Floats, devices: Ints) -> Floats:

@@ -6,17 +6,18 @@ in a collective) by those at its lower end.
 """
 
 import functools
+
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cluster import Link
 from planner.columns import FIELDS, Columns
+from planner.cost.flops import hbm_rate
 from planner.cost.lengths import quantiles
 from planner.cost.memory import state_bytes_per_param
-from planner.cost.flops import hbm_rate
 from planner.cost.model import CostModel
 from planner.cost.network import local_link
 from planner.cost.training import crossing_s, split_layers
-from planner.cluster import Link
 from planner.pools import Pools
 from planner.space import BlockShape, tp_degrees
 
@@ -185,4 +186,3 @@ def ring_at_least_s(
     found: Floats = np.where(machines > 1, apart, np.minimum(together, apart))
     found[low_dp <= 1] = 0.0
     return found
-

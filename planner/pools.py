@@ -48,7 +48,8 @@ class Pools:
         self.rolling_inside = self.member.astype(np.int64) @ self.must_roll.T
         self.size = self.member.sum(axis=1)
         # A trainer lies in every site where a device must train.
-        self.open = ~(self.must_train.any(axis=0)[None, :] & ~self.member).any(axis=1)
+        needed = self.must_train.sum(axis=0) > 0
+        self.open = ~(needed & ~self.member).any(axis=1)
         ends = [_ends(self.links, np.flatnonzero(row)) for row in self.member]
         self.narrow = tuple(n for n, _ in ends)
         self.bridge = tuple(b for _, b in ends)
@@ -97,7 +98,7 @@ def _merged(
     cluster: Cluster, regions: Sequence[str]
 ) -> tuple[tuple[tuple[str, ...], ...], dict[tuple[int, int], Link]]:
     """At most `MOST_SITES` groups of regions, the closest merged first, and the best links between groups."""
-    groups = [(r,) for r in regions]
+    groups: list[tuple[str, ...]] = [(r,) for r in regions]
     link = {p: region_link(cluster, *p) for p in itertools.combinations(regions, 2)}
 
     def between(a: Sequence[str], b: Sequence[str]) -> Link:
@@ -134,9 +135,7 @@ def _ends(links: dict[tuple[int, int], Link], sites: Ints) -> tuple[Link | None,
             part = {r: part[b] if p == old else p for r, p in part.items()}
 
     def as_slow(limit: float) -> Link:
-        return Link(
-            latency_s=min(x.latency_s for x, _, _ in pairs if x.bytes_per_s <= limit), bytes_per_s=limit
-        )
+        return Link(latency_s=min(x.latency_s for x, _, _ in pairs if x.bytes_per_s <= limit), bytes_per_s=limit)
 
     return as_slow(pairs[-1][0].bytes_per_s), as_slow(bridge.bytes_per_s)
 

@@ -28,7 +28,8 @@ from planner.trainers import FIRST, NONE, SECOND, SITES, TrainerBoxes
 _BATCH, _NEAR = 512, 1.01  # boxes looked at together: the lowest, and those this near to it
 _COARSE, _FINE = 12, 48  # halvings: relative precision of the period of a box, and of a trainer
 _COSTED = 4  # trainers costed whole at a time
-_BOUNDED, _PAIRED, _COSTED_WHOLE, _SETTLED = range(4)  # what a bound is of: training only; the pairing; the trainer itself
+# What the bound of a box is of: training only; the pairing; its one trainer costed whole; the pairing of that.
+_BOUNDED, _PAIRED, _COSTED_WHOLE, _SETTLED = range(4)
 
 
 @record

@@ -79,9 +79,11 @@ class TrainerBoxes:
     def _singles(self) -> Ints:
         lanes, pools = self.lanes, self.pools
         others = self.must.sum() - self.must  # devices of other kinds that must train
-        every = ~pools.member[:, None, :] | (lanes.in_site[None, :, :] > 0)
-        fits = every.all(axis=2) & pools.open[:, None] & (others[lanes.kind] == 0)[None, :]
-        low = np.maximum(self._lowest(np.arange(len(lanes.keys)))[None, :], -(-pools.size[:, None] // lanes.pp[None, :]))
+        lacks = pools.member[:, None, :] & (lanes.in_site[None, :, :] == 0)
+        fits = ~lacks.any(axis=2) & pools.open[:, None] & (others[lanes.kind] == 0)[None, :]
+        low = np.maximum(
+            self._lowest(np.arange(len(lanes.keys)))[None, :], -(-pools.size[:, None] // lanes.pp[None, :])
+        )
         s, n = np.nonzero(fits & (low <= lanes.highest))
         blank = np.full(len(s), NONE)
         one = np.ones(len(s), dtype=np.int64)
@@ -90,7 +92,8 @@ class TrainerBoxes:
     def _lowest(self, lane: Ints) -> Ints:
         """The lowest degree that takes every device that must train."""
         size = self.lanes.tp[lane] * self.lanes.pp[lane]
-        return np.maximum(1, -(-self.must[self.lanes.kind[lane]] // size))
+        found: Ints = np.maximum(1, -(-self.must[self.lanes.kind[lane]] // size))
+        return found
 
     def _coarse_pairs(self, trained: int, kinds: tuple[int, ...]) -> Ints:
         a, b = kinds
@@ -163,9 +166,7 @@ class TrainerBoxes:
             limit = self.cost.problem.capabilities.train_max_devices
             if limit is not None:
                 seconds[used.sum(axis=1) > limit] = np.inf
-        return Cells(
-            used=used, train_s=np.maximum(seconds, 1e-12), sites=boxes[:, SITES], trained=boxes[:, TRAINED]
-        )
+        return Cells(used=used, train_s=np.maximum(seconds, 1e-12), sites=boxes[:, SITES], trained=boxes[:, TRAINED])
 
     def _coarse_s(self, boxes: Ints) -> Floats:
         several = (self.pools.size[boxes[:, SITES]] > 1).astype(np.int64)
@@ -175,7 +176,7 @@ class TrainerBoxes:
     def _single_s(self, boxes: Ints) -> Floats:
         """Work of the fullest stage, bubbles, stragglers, a border, and the gradients or parameters over the network."""
         lanes, layers = self.lanes, self.cost.problem.model.layers
-        s, n, low = boxes[:, SITES], boxes[:, FIRST], boxes[:, LOW]
+        n, low = boxes[:, FIRST], boxes[:, LOW]
         plain, again, head, holds, most, _ = lanes.of(n, boxes[:, HIGH])
         full, least = lanes.most_layers[n], lanes.least_layers[n]
         f = np.where(full <= holds, plain, again)
@@ -184,7 +185,9 @@ class TrainerBoxes:
         slow = np.maximum(np.where(lanes.pp[n] > 1, full, 0) * f, lanes.last_layers[n] * f + head)
         rounds = rounds_at_most(self.cost.problem.workload.samples_per_step, low)
         work = skew * ((1 - 1 / rounds) * slow + (layers * f + head) / rounds)
-        work = work + np.where(lanes.pp[n] > 1, lanes.border_s[n], 0.0) + lanes.update_s[n] * self._states(full, n, boxes)
+        work = (
+            work + np.where(lanes.pp[n] > 1, lanes.border_s[n], 0.0) + lanes.update_s[n] * self._states(full, n, boxes)
+        )
         work[full > most] = np.inf
         return self._with_network(boxes, work, full, least, least * f)
 
@@ -213,8 +216,8 @@ class TrainerBoxes:
         def joined(collective: Floats) -> Floats:
             return np.maximum(work, collective) if fsdp else work + collective
 
-        one = np.ones(len(boxes), dtype=np.int64)
-        home = ring(full, one, self.near_s * one, self.near_latency_s * one)
+        one, flat = np.ones(len(boxes), dtype=np.int64), np.ones(len(boxes))
+        home = ring(full, one, self.near_s * flat, self.near_latency_s * flat)
         found = joined(home)
         many = pools.size[s] > 1
         if many.any():
@@ -234,8 +237,8 @@ class TrainerBoxes:
         several = (pools.size[s] > 1).astype(np.int64)
         border = self.border_s[several, boxes[:, TRAINED]]
         found = self.columns.pair_seconds(
-            (lanes.pp[a], *lanes.of(a, boxes[:, HIGH])),
-            (lanes.pp[b], *lanes.of(b, boxes[:, HIGH2])),
+            (lanes.pp[a].astype(float), *lanes.of(a, boxes[:, HIGH])),
+            (lanes.pp[b].astype(float), *lanes.of(b, boxes[:, HIGH2])),
             border,
             exact=self.single(boxes),
             skew=(lanes.straggler.least(boxes[:, LOW]), lanes.straggler.least(boxes[:, LOW2])),

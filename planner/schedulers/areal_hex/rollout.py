@@ -176,9 +176,7 @@ def _chosen(
     return out
 
 
-def _milp(
-    types: list[_NodeType], columns: list[_Column], values: list[float], mip_seconds: float
-) -> list[int] | None:
+def _milp(types: list[_NodeType], columns: list[_Column], values: list[float], mip_seconds: float) -> list[int] | None:
     """`_chosen` where replicas span machines."""
     covered = [t for c in columns for t in c.types]
     if len(set(covered)) == len(covered):  # one configuration for each machine: nothing to choose
