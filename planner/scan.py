@@ -25,7 +25,8 @@ from planner.record import record
 from planner.space import BlockShape, DeviceClass, device_classes
 from planner.trainers import ANY, FIRST, HIGH, HIGH2, LOW, LOW2, NONE, SECOND, SITES, TrainerBoxes
 
-_BATCH, _NEAR = 512, 1.01  # boxes looked at together: the lowest, and those this near to it
+# Boxes looked at together: those near to the lowest, but not fewer or more than so many.
+_FEW, _BATCH, _NEAR = 48, 512, 1.01
 _COARSE, _FINE = 12, 48  # halvings: relative precision of the period of a box, and of a trainer
 _COSTED = 4  # trainers costed whole at a time
 # What the bound of a box is of: training only; the pairing; its one trainer costed whole; the pairing of that.
@@ -152,7 +153,9 @@ class Scan:
         """Look more closely at the lowest boxes."""
         self.steps += 1
         lowest = float(self._low.min())
-        near = np.flatnonzero(self._low <= lowest * _NEAR)
+        at_least = min(_FEW, len(self._low)) - 1
+        limit = max(lowest * _NEAR, float(np.partition(self._low, at_least)[at_least]))
+        near = np.flatnonzero((self._low <= limit) & (self._low < np.inf))
         near = near[np.argsort(self._low[near], kind="stable")][:_BATCH]
         if self._state[near[0]] == _SETTLED:
             self._out.append((lowest, self._cell(self._box[near[0]], float(self._train[near[0]]))))
