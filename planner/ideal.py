@@ -22,6 +22,7 @@ class IdealTrainer:
         self.columns, self.pools, self.lanes = columns, pools, lanes
         self.cost = columns.cost
         self.near = best_of([pools.cluster.same_kind, *pools.region_links])
+        self._links: dict[tuple[int, int, bool], Link] = {}
         self._spreads: dict[tuple[int, int, int, int, Link], Spread] = {}
 
     def seconds(self, sites: int, lanes: Sequence[int], blocks: Sequence[BlockShape]) -> float | None:
@@ -101,5 +102,9 @@ class IdealTrainer:
 
     def _link(self, a: int, b: int, several: bool) -> Link:
         """The link with the shortest border between stages of two kinds."""
-        links = self.pools.home_links(a, b, several=several)
-        return min(links, key=lambda x: (crossing_s(self.cost.context, x, share=1.0), -x.bytes_per_s))
+        if (a, b, several) not in self._links:
+            links = self.pools.home_links(a, b, several=several)
+            self._links[a, b, several] = min(
+                links, key=lambda x: (crossing_s(self.cost.context, x, share=1.0), -x.bytes_per_s)
+            )
+        return self._links[a, b, several]

@@ -48,13 +48,29 @@ class Cells:
 
 @record
 class _Offers:
-    """Everything a kind's replicas may offer, size by size. Axis o: offers."""
+    """Everything replicas of some kinds may offer, kind by kind and size by size. Axis o: offers, z: sizes."""
 
-    sizes: tuple[int, ...]
-    starts: Ints  # first offer of each size
+    kind: Ints  # [o]
     rate: Floats
     tau_s: Floats
     recompute_s: Floats  # the part of the pause that the link has no say in
+    starts: Ints  # [z] first offer of each size
+    sizes: tuple[tuple[int, ...], ...]  # by kind; empty where nothing fits
+    first: tuple[int, ...]  # by kind, its first size in `starts`
+
+    def of(self, kind: int) -> "_Offers":
+        """Those of one kind."""
+        rows = self.kind == kind
+        at = slice(self.first[kind], self.first[kind] + len(self.sizes[kind]))
+        return _Offers(
+            kind=self.kind[rows] * 0,
+            rate=self.rate[rows],
+            tau_s=self.tau_s[rows],
+            recompute_s=self.recompute_s[rows],
+            starts=self.starts[at] - self.starts[self.first[kind]],
+            sizes=(self.sizes[kind],),
+            first=(0,),
+        )
 
 
 class Pairing:
@@ -63,7 +79,9 @@ class Pairing:
     def __init__(self, cost: CostModel, pools: Pools, combinations: Sequence[tuple[int, ...]]) -> None:
         self.pools, self.rules, workload = pools, cost.rules, cost.problem.workload
         self.overlapped = workload.update_mode == "overlapped"
-        self.offers = [self._offers(cost, k) for k in pools.kinds]
+        self.offers = self._offers(cost)
+        self.smallest = np.array([min(s, default=np.iinfo(np.int64).max) for s in self.offers.sizes], dtype=np.int64)
+        self.must_train = pools.must_train.sum(axis=1)
         kinds = range(len(pools.kinds))
 
         def home(combination: tuple[int, ...], kind: int, several: bool) -> float:
@@ -73,6 +91,16 @@ class Pairing:
         # [several sites?, combination, k]: the transfer to a replica in the trainer's own sites.
         self.home_s = np.array([[[home(c, k, s) for k in kinds] for c in combinations] for s in (False, True)])
         self.away_s = [self._away(cost, k) for k in kinds]  # [k][s, r]: to one in another site
+        self.away_offers = [self.offers.of(k) if self.offers.sizes[k] else None for k in kinds]
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for k in kinds:
+            if self.offers.sizes[k]:
+                alike.setdefault(self.offers.sizes[k], []).append(k)
+        # Kinds with the same sizes fill together: (sizes, kinds, their columns among all sizes).
+        self.alike = [
+            (sizes, ks, np.array([self.offers.first[k] + np.arange(len(sizes)) for k in ks]))
+            for sizes, ks in alike.items()
+        ]
 
     def _away(self, cost: CostModel, kind: int) -> Floats:
         sites = len(self.pools.sites)
@@ -82,34 +110,49 @@ class Pairing:
         found: Floats = np.where(self.pools.member[:, :, None], one[None, :, :], np.inf).min(axis=1)
         return found
 
-    def _offers(self, cost: CostModel, kind: str) -> _Offers | None:
-        by_size: dict[int, list[tuple[float, float, float]]] = {}
-        for shape in replica_shapes(cost, self.pools.classes, kind):
-            for o in cost.offers(shape, self.pools.cluster.same_kind):
-                again = o.pause_s - (0.0 if self.overlapped else o.transfer_s)
-                by_size.setdefault(shape.devices, []).append((o.level.rate_tokens_per_s, o.level.tau_s, again))
-        if not by_size:
-            return None
-        sizes = sorted(by_size)
-        rows = np.array([row for s in sizes for row in by_size[s]])
-        starts = np.cumsum([0, *(len(by_size[s]) for s in sizes)])[:-1]
-        return _Offers(sizes=tuple(sizes), starts=starts, rate=rows[:, 0], tau_s=rows[:, 1], recompute_s=rows[:, 2])
+    def _offers(self, cost: CostModel) -> _Offers:
+        rows: list[tuple[float, float, float, float]] = []
+        starts: list[int] = []
+        sizes: list[tuple[int, ...]] = []
+        first: list[int] = []
+        for k, kind in enumerate(self.pools.kinds):
+            by_size: dict[int, list[tuple[float, float, float, float]]] = {}
+            for shape in replica_shapes(cost, self.pools.classes, kind):
+                for o in cost.offers(shape, self.pools.cluster.same_kind):
+                    again = o.pause_s - (0.0 if self.overlapped else o.transfer_s)
+                    by_size.setdefault(shape.devices, []).append((k, o.level.rate_tokens_per_s, o.level.tau_s, again))
+            first.append(len(starts))
+            sizes.append(tuple(sorted(by_size)))
+            for size in sizes[-1]:
+                starts.append(len(rows))
+                rows += by_size[size]
+        kinds, rate, tau, again_s = np.array(rows, dtype=float).reshape(-1, 4).T
+        return _Offers(
+            kind=kinds.astype(np.int64),
+            rate=rate,
+            tau_s=tau,
+            recompute_s=again_s,
+            starts=np.array(starts, dtype=np.int64),
+            sizes=tuple(sizes),
+            first=tuple(first),
+        )
 
     def work(self, cells: Cells, period_s: Floats) -> Floats:
         """[c] the most tokens that what each cell leaves can give in its period."""
         pools, total = self.pools, np.zeros(len(period_s))
+        if not len(self.offers.rate) or not len(period_s):
+            return total
         several = (pools.size[cells.sites] > 1).astype(np.int64)
-        for k, offers in enumerate(self.offers):
-            if offers is None:
-                continue
-            used = np.maximum(cells.used[:, k], pools.must_train[k].sum())
-            room = pools.inside[cells.sites, k] - used
-            rows = np.flatnonzero(room >= offers.sizes[0])
-            if len(rows):
-                transfer = self.home_s[several[rows], cells.trained[rows], k]
-                total[rows] += self._given(offers, room[rows], transfer, period_s[rows], cells.train_s[rows])
-            if len(pools.sites) > 1:
-                self._add_away(total, k, offers, cells, period_s)
+        room = np.maximum(pools.inside[cells.sites] - np.maximum(cells.used, self.must_train), 0)
+        transfer = self.home_s[several, cells.trained]
+        values = self._values(self.offers, transfer[:, self.offers.kind], period_s, cells.train_s)
+        for sizes, kinds, columns in self.alike:
+            mine = values[:, columns].reshape(-1, len(sizes))
+            total += most_value(sizes, mine, room[:, kinds].ravel()).reshape(len(total), -1).sum(axis=1)
+        if len(pools.sites) > 1:
+            for k, offers in enumerate(self.away_offers):
+                if offers is not None:
+                    self._add_away(total, k, offers, cells, period_s)
         return total
 
     def _add_away(self, total: Floats, k: int, offers: _Offers, cells: Cells, period_s: Floats) -> None:
@@ -117,32 +160,32 @@ class Pairing:
         count = self.pools.count[k]
         transfer = self.away_s[k][cells.sites]
         window = self._window_s(period_s, cells.train_s)[:, None]
-        live = ~self.pools.member[cells.sites] & (count >= offers.sizes[0])
+        live = ~self.pools.member[cells.sites] & (count >= self.smallest[k])
         if not self.overlapped:
             live &= transfer + offers.recompute_s.min() < window
         c, r = np.nonzero(live)
         if len(c):
-            given = self._given(offers, count[r], transfer[c, r], period_s[c], cells.train_s[c])
-            np.add.at(total, c, given)
+            values = self._values(offers, transfer[c, r][:, None], period_s[c], cells.train_s[c])
+            np.add.at(total, c, most_value(offers.sizes[0], values, count[r]))
 
     def _window_s(self, period_s: Floats, train_s: Floats) -> Floats:
         found: Floats = period_s - self.rules.reward_s - (train_s if self.rules.sync else 0.0)
         return found
 
-    def _given(self, offers: _Offers, devices: Ints, transfer_s: Floats, period_s: Floats, train_s: Floats) -> Floats:
-        """Tokens by `Rules.best` and `Rules.given_tokens`, for arrays."""
+    def _values(self, offers: _Offers, transfer_s: Floats, period_s: Floats, train_s: Floats) -> Floats:
+        """[c, z] tokens of the best replica of each size, by `Rules.best` and `Rules.given_tokens`; `transfer_s` [c, o]."""
         rules, period, train = self.rules, period_s[:, None], train_s[:, None]
-        pause = offers.recompute_s[None, :] + (0.0 if self.overlapped else transfer_s[:, None])
+        pause = offers.recompute_s[None, :] + (0.0 if self.overlapped else transfer_s)
         if rules.sync:
             need = train + rules.reward_s + pause + rules.tail_batch * offers.tau_s
         else:
             need = (rules.tail_group * offers.tau_s + train) / (rules.eta + 1)
         if rules.pause_all:
-            need = np.maximum(need, train + transfer_s[:, None])
+            need = np.maximum(need, train + transfer_s)
         given = offers.rate * np.maximum(0.0, self._window_s(period, train) - pause)
         given[need > period * _ROUNDING] = 0.0
-        values = np.maximum.reduceat(given, offers.starts, axis=1)
-        return most_value(offers.sizes, values, devices)
+        values: Floats = np.maximum.reduceat(given, offers.starts, axis=1)
+        return values
 
     def closer_s(self, cells: Cells, low_s: Floats, halvings: int) -> tuple[Floats, Flags]:
         """Better lower bounds of periods that are at least `low_s`, and whether each is the cell's own period to
@@ -165,10 +208,8 @@ class Pairing:
 
     def hopeless(self, cells: Cells) -> Flags:
         """[c] whether nothing that a cell leaves can roll out at all."""
-        left = np.zeros(len(cells.train_s), dtype=bool)
-        for k, offers in enumerate(self.offers):
-            if offers is not None:
-                used = np.maximum(cells.used[:, k], self.pools.must_train[k].sum())
-                away = (~self.pools.member & (self.pools.count[k] >= offers.sizes[0])).any(axis=1)
-                left |= (self.pools.inside[cells.sites, k] - used >= offers.sizes[0]) | away[cells.sites]
+        inside = self.pools.inside[cells.sites] - np.maximum(cells.used, self.must_train)
+        enough = (self.pools.count >= self.smallest[:, None]).any(axis=0)  # [r]
+        away = (enough & ~self.pools.member).any(axis=1)
+        left: Flags = (inside >= self.smallest).any(axis=1) | away[cells.sites]
         return ~left

@@ -23,9 +23,10 @@ from planner.pairing import Pairing
 from planner.pools import Pools
 from planner.record import record
 from planner.space import BlockShape, DeviceClass, device_classes
-from planner.trainers import FIRST, NONE, SECOND, SITES, TrainerBoxes
+from planner.trainers import ANY, FIRST, HIGH, HIGH2, LOW, LOW2, NONE, SECOND, SITES, TrainerBoxes
 
-_BATCH, _NEAR = 512, 1.01  # boxes looked at together: the lowest, and those this near to it
+# Boxes looked at together: those near to the lowest, but not fewer or more than so many.
+_FEW, _BATCH, _NEAR = 48, 512, 1.01
 _COARSE, _FINE = 12, 48  # halvings: relative precision of the period of a box, and of a trainer
 _COSTED = 4  # trainers costed whole at a time
 # What the bound of a box is of: training only; the pairing; its one trainer costed whole; the pairing of that.
@@ -68,6 +69,7 @@ class Scan:
         self._train = np.zeros(0)  # [c] of the trainer
         self._state = np.zeros(0, dtype=np.int64)
         self._box = np.zeros((0, 8), dtype=np.int64)
+        self._free = np.zeros(0, dtype=np.int64)  # rows of no box
         first = self.boxes.first()
         self._add(first, np.zeros(len(first)))
 
@@ -75,21 +77,34 @@ class Scan:
         """The scan of the same problem on other devices (a machine more, one lost): what blocks cost is kept."""
         return Scan(self.cost, classes, columns=self.columns, tables=self.tables)
 
-    def ascending(self, below_s: Callable[[], float] = lambda: float("inf")) -> Iterator[tuple[float, Cell]]:
-        """(period in seconds, cell), shortest period first, as long as it is less than `below_s()` is by then.
+    def ascending(
+        self, below_s: Callable[[], float] = lambda: float("inf"), *, steps: int | None = None
+    ) -> Iterator[tuple[float, Cell]]:
+        """(period in seconds, cell), shortest period first, as long as it is less than `below_s()` is by then, and for at most
+        `steps` looks at the frontier.
 
         Lazy: a cell is costed no further than its turn demands.
         """
-        at = 0
+        at, first = 0, self.steps
         while True:
             while at >= len(self._out):
-                if self.lowest_s() >= below_s():
+                if self.lowest_s() >= below_s() or (steps is not None and self.steps - first >= steps):
                     return
                 self._advance()
             if self._out[at][0] >= below_s():
                 return
             yield self._out[at]
             at += 1
+
+    def likely(self, count: int) -> Iterator[Cell]:
+        """Cells from the lowest boxes of the frontier, one each: where to look when it takes too long to prove an order."""
+        for i in np.argsort(self._low, kind="stable")[:count]:
+            box = self._box[i].copy()
+            if np.isinf(self._low[i]) or box[SECOND] == ANY:
+                continue
+            box[LOW] = box[HIGH] = (box[LOW] + box[HIGH]) // 2
+            box[LOW2] = box[HIGH2] = (box[LOW2] + box[HIGH2]) // 2
+            yield self._cell(box, float(self._train[i]))
 
     def lowest_s(self) -> float:
         """No cell still to come has a shorter period; infinite when none is to come."""
@@ -101,38 +116,49 @@ class Scan:
         None where there is no cell at all.
         """
         for _ in range(steps):
-            if self._out or not len(self._low):
+            if self._out or self.lowest_s() == np.inf:
                 break
             self._advance()
         if self._out:
             return self._out[0][0], True
-        return (self.lowest_s(), False) if len(self._low) else None
+        return (self.lowest_s(), False) if self.lowest_s() < np.inf else None
 
     def _add(self, boxes: NDArray[np.int64], low_s: NDArray[np.float64]) -> None:
         """Put boxes on the frontier whose periods are at least `low_s` [c]."""
         cells = self.boxes.cells(boxes)
         keep = np.isfinite(cells.train_s)
         keep[keep] &= ~self.pairing.hopeless(cells.at(keep))
-        train = cells.train_s[keep]
-        self._low = np.concatenate([self._low, np.maximum(train, low_s[keep])])
-        self._train = np.concatenate([self._train, train])
-        self._state = np.concatenate([self._state, np.full(len(train), _BOUNDED)])
-        self._box = np.concatenate([self._box, boxes[keep]])
+        boxes, train = boxes[keep], cells.train_s[keep]
+        low = np.maximum(train, low_s[keep])
+        # Rows of dropped boxes are used again: the frontier is long and changes in few places.
+        reused, self._free = self._free[: len(low)], self._free[len(low) :]
+        n = len(reused)
+        self._low[reused], self._train[reused], self._state[reused], self._box[reused] = (
+            low[:n],
+            train[:n],
+            _BOUNDED,
+            boxes[:n],
+        )
+        self._low = np.concatenate([self._low, low[n:]])
+        self._train = np.concatenate([self._train, train[n:]])
+        self._state = np.concatenate([self._state, np.full(len(low) - n, _BOUNDED)])
+        self._box = np.concatenate([self._box, boxes[n:]])
 
     def _drop(self, rows: Sequence[int] | NDArray[np.int64]) -> None:
-        keep = np.ones(len(self._low), dtype=bool)
-        keep[np.asarray(rows, dtype=np.int64)] = False
-        self._low, self._train = self._low[keep], self._train[keep]
-        self._state, self._box = self._state[keep], self._box[keep]
+        gone = np.asarray(rows, dtype=np.int64)
+        self._low[gone] = np.inf
+        self._free = np.concatenate([self._free, gone])
 
     def _advance(self) -> None:
         """Look more closely at the lowest boxes."""
         self.steps += 1
         lowest = float(self._low.min())
-        near = np.flatnonzero(self._low <= lowest * _NEAR)
+        at_least = min(_FEW, len(self._low)) - 1
+        limit = max(lowest * _NEAR, float(np.partition(self._low, at_least)[at_least]))
+        near = np.flatnonzero((self._low <= limit) & (self._low < np.inf))
         near = near[np.argsort(self._low[near], kind="stable")][:_BATCH]
         if self._state[near[0]] == _SETTLED:
-            self._out.append((lowest, self._cell(int(near[0]))))
+            self._out.append((lowest, self._cell(self._box[near[0]], float(self._train[near[0]]))))
             self._drop(near[:1])
             return
         state = self._state[near]
@@ -174,13 +200,12 @@ class Scan:
             self._state[i] = _COSTED_WHOLE
         return unfit
 
-    def _cell(self, row: int) -> Cell:
-        box = self._box[row]
+    def _cell(self, box: NDArray[np.int64], train_s: float) -> Cell:
         used = self.boxes.cells(box[None, :]).used[0]
         member = self.pools.member[box[SITES]]
         return Cell(
             used=tuple(int(n) for n in used),
-            train_s=float(self._train[row]),
+            train_s=train_s,
             blocks=self.boxes.blocks(box),
             sites=tuple(g for g, here in zip(self.pools.sites, member, strict=True) if here),
         )
