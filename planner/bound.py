@@ -12,6 +12,7 @@ from planner.cost.step import Group, solve_period
 from planner.cost.training import StageShape, TrainerShape
 from planner.record import record
 from planner.scan import scan_of
+from planner.sidescan import SideScan
 from planner.space import DeviceClass, device_classes, replica_shapes
 
 _MARGIN = 1e-9
@@ -22,6 +23,12 @@ RELAXED = (
     "single-kind replicas with TP inside a machine; one trainer of at most two kind-blocks in pipeline; every split of "
     "the devices; concurrency at halvings of the memory limit; where devices lie is relaxed, but for their regions"
 )
+GROUPS = (
+    "single-kind replicas with TP inside a machine; all other tasks in one group or two, each a pipeline of at most two "
+    "kind-blocks, every division of tasks and devices; concurrency at halvings of the memory limit; where devices lie is "
+    "relaxed, regions too"
+)
+ONE_GROUP = GROUPS.replace("in one group or two, each a pipeline", "in one group, a pipeline")
 COARSE = RELAXED + "; the last ranges of data-parallel degrees are taken together"
 
 
@@ -41,9 +48,15 @@ def upper_bound(cost: CostModel) -> Bound | None:
     if caps.train_max_devices == 1 and caps.rollout_max_tp == 1 and caps.rollout_max_pp == 1:
         step, scope = _single(cost, classes), EXACT
     else:
-        found = scan_of(cost).bound_s(_STEPS)
+        scan = scan_of(cost)
+        found = scan.bound_s(_STEPS)
         step = None if found is None else found[0]
-        scope = RELAXED if found is None or found[1] else COARSE
+        if isinstance(scan, SideScan):
+            scope = GROUPS if scan.sides.whole else ONE_GROUP
+        else:
+            scope = RELAXED if found is None or found[1] else COARSE
+            if len(cost.side_tasks) > 1:
+                scope += "; all other tasks in one group"
     if step is None:
         return None
     step *= 1 - _MARGIN

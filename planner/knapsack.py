@@ -58,21 +58,33 @@ def _table(sizes: Sequence[int], values: Floats, devices: Ints) -> Floats:
     return found
 
 
-def fill(sizes: Sequence[int], values: Sequence[float], devices: int, at_least: int = 0) -> list[int] | None:
-    """How many of each size to take for the largest sum of values on at most `devices`, covering `at_least` of them.
+def fill(items: Sequence[tuple[int, int, float]], devices: Sequence[int], at_least: int = 0) -> list[int] | None:
+    """How many of each item (level, size, value) to take for the largest sum of values, covering `at_least` devices.
 
-    None where no filling covers so many. Among equals the one with more devices of large sizes.
+    `devices[l]`: how many devices items of level l and below may cover together, ascending (devices of a higher level are
+    open to fewer items). None where no filling covers so many. Among equals the one that covers fewer devices.
     """
     worst = float("-inf")
-    table: list[tuple[float, int]] = [(0.0, -1)]  # by devices covered exactly: (value, last size taken)
-    for n in range(1, devices + 1):
-        options = [(table[n - s][0] + values[i], i) for i, s in enumerate(sizes) if s <= n]
-        table.append(max((o for o in options if o[0] > worst), default=(worst, -1)))
-    n = max(range(at_least, devices + 1), key=lambda j: (table[j][0], -j))
+    # By devices covered exactly: (value, item taken last); an item of level l is taken after all of lower levels.
+    tables: list[list[tuple[float, int]]] = []
+    table: list[tuple[float, int]] = [(0.0, -1)] + [(worst, -1)] * devices[-1]
+    for level, most in enumerate(devices):
+        table = list(table)
+        mine = [(i, size, value) for i, (at, size, value) in enumerate(items) if at == level]
+        for n in range(1, most + 1):
+            options = [(table[n - s][0] + v, i) for i, s, v in mine if s <= n and table[n - s][0] > worst]
+            table[n] = max([table[n], *options], key=lambda o: (o[0], o[1]))
+        tables.append(table)
+    n = max(range(at_least, devices[-1] + 1), key=lambda j: (table[j][0], -j))
     if table[n][0] == worst:
         return None
-    out = [0] * len(sizes)
+    out = [0] * len(items)
+    level = len(devices) - 1
     while n > 0:
-        out[table[n][1]] += 1
-        n -= sizes[table[n][1]]
+        value, item = tables[level][n]
+        if level and tables[level - 1][n] == (value, item):
+            level -= 1
+            continue
+        out[item] += 1
+        n -= items[item][1]
     return out

@@ -7,9 +7,10 @@ plan in force where it can.
 from collections.abc import Mapping, Sequence
 
 from planner.cost.decode import ReplicaShape
-from planner.plan import Placement, Plan, Stage
+from planner.plan import Placement, Plan, Stage, Task
 from planner.record import record
 from planner.space import DeviceClass
+from planner.workflow import TRAINING
 
 
 @record
@@ -28,6 +29,15 @@ class ReplicaLayout:
 
     shape: ReplicaShape
     chunks: tuple[int, ...]
+    level: int = 0  # 0: on free devices only; n: also on devices of the first n groups, by what their models hold
+
+
+@record
+class GroupLayout:
+    """A group of tasks: its stages."""
+
+    tasks: tuple[Task, ...]
+    stages: tuple[StageLayout, ...]
 
 
 def materialise(
@@ -36,33 +46,62 @@ def materialise(
     replicas: Sequence[ReplicaLayout],
     in_force: Plan | None,
 ) -> Plan:
-    """Hand out devices: first to the trainer, then to replicas, larger TP first."""
+    """Hand out devices: first to the trainer, which runs all other tasks, then to replicas, larger TP first."""
+    return materialise_groups(classes, (GroupLayout(tasks=(), stages=tuple(trainer)),), replicas, in_force)
+
+
+def materialise_groups(
+    classes: Sequence[DeviceClass],
+    groups: Sequence[GroupLayout],
+    replicas: Sequence[ReplicaLayout],
+    in_force: Plan | None,
+) -> Plan:
+    """Hand out devices: first to the groups, the actor's trainer first, then to replicas, larger TP first.
+
+    A replica of level n may take devices of the first n groups of `groups` where they are ordered as its levels count them.
+    """
     kept = _kept_replicas(in_force)
     train_free, roll_free = {}, {}
     for i, c in enumerate(classes):
         train_free[i] = [*c.must_train, *_ordered(c.free, in_force, "train")]
         roll_free[i] = c.must_roll
-    stages: list[Stage] = []
-    for s in trainer:
-        devices: list[str] = []
-        for i in s.chunks:
-            devices += [train_free[i].pop(0) for _ in range(s.tp)]
-        stages.append(Stage(devices=tuple(devices), kind=s.kind, dp=len(s.chunks), tp=s.tp, layers=s.layers))
+    taken: list[dict[int, list[str]]] = []  # by group and class, for replicas that share
+    sides: list[Placement] = []
+    for group in groups:
+        stages, mine = [], dict[int, list[str]]()
+        for s in group.stages:
+            devices: list[str] = []
+            for i in s.chunks:
+                chunk = [train_free[i].pop(0) for _ in range(s.tp)]
+                mine.setdefault(i, []).extend(chunk)
+                devices += chunk
+            stages.append(Stage(devices=tuple(devices), kind=s.kind, dp=len(s.chunks), tp=s.tp, layers=s.layers))
+        taken.append(mine)
+        sides.append(_side(group.tasks, stages))
     pools = {i: [*roll_free[i], *_ordered(tuple(train_free[i]), in_force, "rollout")] for i in roll_free}
     for i, c in enumerate(classes):
         pools[i] = [d for d in pools[i] if d not in c.must_train]
-    rollouts = [_replica(r, pools, kept) for r in sorted(replicas, key=lambda r: -r.shape.tp)]
+    rollouts = []
+    for level in range(max((r.level for r in replicas), default=0) + 1):
+        if level:
+            for i in pools:
+                pools[i] += taken[level - 1].get(i, [])
+        rollouts += [_replica(r, pools, kept) for r in sorted(replicas, key=lambda r: -r.shape.tp) if r.level == level]
+    return Plan(placements=(*sides, *sorted(rollouts, key=lambda p: p.devices)))
+
+
+def _side(tasks: tuple[Task, ...], stages: Sequence[Stage]) -> Placement:
     first = stages[0]
-    train = Placement(
-        role="train",
+    return Placement(
+        role="train" if not tasks or set(tasks) & set(TRAINING) else "score",
         kind="+".join(dict.fromkeys(s.kind for s in stages)),
         devices=tuple(d for s in stages for d in s.devices),
         tp=first.tp,
         dp=first.dp,
         pp=len(stages),
+        tasks=tasks,
         stages=tuple(stages),
     )
-    return Plan(placements=(train, *sorted(rollouts, key=lambda p: p.devices)))
 
 
 def _ordered(devices: tuple[str, ...], in_force: Plan | None, role: str) -> list[str]:

@@ -22,6 +22,8 @@ from planner.lanes import Table
 from planner.pairing import Pairing
 from planner.pools import Pools
 from planner.record import record
+from planner.sides import few_shapes
+from planner.sidescan import SideScan
 from planner.space import BlockShape, DeviceClass, device_classes
 from planner.trainers import ANY, FIRST, HIGH, HIGH2, LOW, LOW2, NONE, SECOND, SITES, TrainerBoxes
 
@@ -211,11 +213,13 @@ class Scan:
         )
 
 
-def scan_of(cost: CostModel) -> Scan:
+def scan_of(cost: CostModel) -> Scan | SideScan:
     """The scan of a problem, made once for its cost model: the bound and the scheduler share what each has found."""
     memory = vars(cost)
     if "_scan" not in memory:
-        memory["_scan"] = Scan(cost, device_classes(cost.problem))
+        classes = device_classes(cost.problem)
+        several = len(cost.side_tasks) > 1 or cost.shares_devices
+        memory["_scan"] = SideScan(cost, classes) if several and few_shapes(cost, classes) else Scan(cost, classes)
     found = memory["_scan"]
-    assert isinstance(found, Scan)
+    assert isinstance(found, Scan | SideScan)
     return found

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from planner.columns import Columns
 from planner.cost.batch import Batch, Block
+from planner.cost.model import CostModel
 from planner.cost.network import local_link
 from planner.plan import Task
 from planner.record import record
@@ -24,6 +25,17 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.int_]
 MOST_GROUPS = 2
 _MOST_USAGES = 4000  # beyond, pairs of groups are too many to look at
+_MOST_SHAPES = 400_000  # blocks and pairs of blocks
+
+
+def few_shapes(cost: CostModel, classes: Sequence[DeviceClass]) -> bool:
+    """Whether the pairs of blocks of a fleet are few enough to be costed all at once."""
+    sizes: dict[str, list[int]] = {}
+    for c in classes:
+        sizes.setdefault(c.place.kind, []).append(c.size)
+    blocks = [len(block_shapes(cost.problem, k, tuple(n), sum(n))) for k, n in sizes.items()]
+    pairs = sum(blocks) ** 2 - sum(n * n for n in blocks)
+    return pairs + sum(blocks) <= _MOST_SHAPES
 
 
 @record

@@ -45,6 +45,11 @@ class CostModel:
         self._skew: dict[int, float] = {}
         self._offers: dict[tuple[ReplicaShape, Link, float], tuple[Offer, ...]] = {}
 
+    @property
+    def shares_devices(self) -> bool:
+        """Whether replicas may run on devices that do other tasks too, taking turns."""
+        return self.problem.capabilities.colocate and self.rules.sync
+
     def running_limit(self, shape: ReplicaShape, beside_bytes: float = 0.0) -> int:
         """Most samples a replica of that shape decodes at once beside what else its devices hold; 0 when it does not fit."""
         key = (shape, beside_bytes)

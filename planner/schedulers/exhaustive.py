@@ -35,7 +35,7 @@ def exhaustive(search: Search) -> None:
     seen: set[Signature] = set()
     classes = device_classes(problem)
     shapes = {k: replica_shapes(search.cost, classes, k) for k in {d.kind for d in devices}}
-    shared = problem.capabilities.colocate and problem.workload.synchronous
+    shared = search.cost.shares_devices
     for sides in _sides(search, devices, len(devices) if shared else len(devices) - 1):
         used = set() if shared else {d for s in sides for d in s.devices}
         for rollouts in _replica_sets(shapes, [d for d in devices if d.id not in used]):

@@ -7,7 +7,6 @@ cell can be laid out as relaxed, as on machines of one size, that is at once: th
 is tried in a few layouts only and patience ends the search too: what is proven then is the bound, not the plan.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 from planner.judge import violations
@@ -15,12 +14,14 @@ from planner.placing import materialise
 from planner.scan import Cell, Scan, scan_of
 from planner.schedulers.areal_hex.rollout import best_rollout
 from planner.schedulers.areal_hex.training import Trainer, best_trainer
-from planner.schedulers.layouts import LaidOut, laid_out
+from planner.schedulers.hex_groups import plan_cell
+from planner.schedulers.layouts import LaidOut, laid_out, layouts
 from planner.search import Search
+from planner.sidescan import SideScan
 from planner.space import DeviceClass
 
 _SMALL = 8  # devices
-_LAYOUTS, _LARGE_LAYOUTS = 48, 4  # ways to lay out a cell that are tried, on small fleets and on larger ones
+_LARGE_LAYOUTS = 4  # ways to lay out a cell that are tried on larger fleets
 _LARGE = 64  # devices from which only the layouts of `schedulers.layouts` are tried
 _PATIENCE = 32  # cells without a better plan that end the search on a large fleet
 _STEPS = 200  # looks at the scan's frontier that a large fleet gets
@@ -33,6 +34,32 @@ def hex_scheduler(search: Search) -> None:
     if force is not None and not violations(force, search.problem):
         search.offer(force)
     scan = scan_of(search.cost)
+    if isinstance(scan, SideScan):
+        _groups(search, scan)
+    else:
+        _trainers(search, scan)
+
+
+def _groups(search: Search, scan: SideScan) -> None:
+    """Workflows whose tasks may have devices of their own."""
+    small = sum(c.size for c in scan.classes) <= _SMALL
+    fruitless = 0
+
+    def to_beat_s() -> float:
+        if search.halted():
+            return float("-inf")
+        return float("inf") if search.best is None else search.best.prediction.step_s * (1 - _TIE)
+
+    for _, cell in scan.ascending(to_beat_s):
+        best = search.best
+        if best is not None and fruitless >= _PATIENCE:
+            return
+        plan_cell(search, scan, cell, small=small)
+        fruitless = 0 if search.best is not best or small else fruitless + 1
+
+
+def _trainers(search: Search, scan: Scan) -> None:
+    """One trainer that runs all tasks but generation."""
     classes = scan.classes
     devices = sum(c.size for c in classes)
     tried: set[tuple[int, ...]] = set()
@@ -94,66 +121,3 @@ def _plan(search: Search, classes: Sequence[DeviceClass], trainer: Trainer | Lai
         search.evaluations += 1
         return
     search.offer(materialise(classes, trainer.stages, rollout.replicas, search.problem.in_force))
-
-
-def layouts(classes: Sequence[DeviceClass], used: dict[str, int]) -> Iterator[tuple[int, ...]]:
-    """Ways to take `used` devices by kind from the classes: large machines filled first, then small ones first.
-
-    Machines that look alike are filled in order, so that no two ways differ by names only.
-    """
-    order, looks = list(range(len(classes))), _looks(classes)
-    limit = _LAYOUTS if sum(_most(c) for c in classes) <= _SMALL else _LARGE_LAYOUTS
-    ways = itertools.chain(
-        itertools.islice(_fill(classes, looks, order, used), limit - limit // 4),
-        itertools.islice(_fill(classes, looks, order[::-1], used), limit // 4),
-    )
-    yield from dict.fromkeys(ways)
-
-
-def _fill(
-    classes: Sequence[DeviceClass], looks: Sequence[object], order: list[int], used: dict[str, int]
-) -> Iterator[tuple[int, ...]]:
-    """Depth first: each class in turn takes as much as it can, then less."""
-    counts = [0] * len(classes)
-
-    def go(at: int, left: dict[str, int]) -> Iterator[tuple[int, ...]]:
-        if at == len(order):
-            if not any(left.values()):
-                yield tuple(counts)
-            return
-        i = order[at]
-        c = classes[i]
-        kind = c.place.kind
-        later = sum(_most(classes[j]) for j in order[at + 1 :] if classes[j].place.kind == kind)
-        top = min(_most(c), left[kind])
-        if at and looks[order[at - 1]] == looks[i]:
-            top = min(top, counts[order[at - 1]])
-        for n in range(top, max(len(c.must_train), left[kind] - later) - 1, -1):
-            counts[i] = n
-            yield from go(at + 1, {**left, kind: left[kind] - n})
-        counts[i] = 0
-
-    yield from go(0, dict(used))
-
-
-def _most(c: DeviceClass) -> int:
-    """Devices of a class that may train."""
-    return c.size - len(c.must_roll)
-
-
-def _looks(classes: Sequence[DeviceClass]) -> list[object]:
-    """What a score can depend on, names apart."""
-    machines: dict[str, list[tuple[str, int]]] = {}
-    for c in classes:
-        machines.setdefault(c.place.node, []).append((c.place.kind, c.size))
-    return [
-        (
-            c.place.kind,
-            c.place.region,
-            c.size,
-            len(c.must_train),
-            len(c.must_roll),
-            tuple(sorted(machines[c.place.node])),
-        )
-        for c in classes
-    ]

@@ -14,9 +14,13 @@ from planner.columns import Columns
 from planner.cost.network import Place, Spread, best_link, spread_of
 from planner.cost.training import StageShape, TrainerCost, TrainerShape
 from planner.placing import StageLayout
+from planner.plan import Task
 from planner.pools import region_link
 from planner.record import record, replace
 from planner.space import BlockShape, DeviceClass
+
+_SMALL = 8  # devices
+_WAYS, _LARGE_WAYS = 48, 4  # ways to lay out counts of devices that are tried, on small fleets and on larger ones
 
 
 @record
@@ -29,10 +33,20 @@ class LaidOut:
 
 
 def laid_out(
-    columns: Columns, classes: Sequence[DeviceClass], blocks: Sequence[BlockShape], regions: Sequence[str]
+    columns: Columns,
+    classes: Sequence[DeviceClass],
+    blocks: Sequence[BlockShape],
+    regions: Sequence[str],
+    *,
+    tasks: tuple[Task, ...] = (),
+    beside_bytes: float = 0.0,
+    whole: bool = True,
 ) -> list[LaidOut]:
-    """Layouts in those regions that use each of them, fastest trainer first."""
-    layers = columns.split(blocks)
+    """Layouts of a group in those regions, fastest first; those that use each of them, unless not `whole`.
+
+    `tasks` () are all but generation; `beside_bytes`: what replicas hold on the same devices.
+    """
+    layers = columns.split(blocks, tasks)
     if layers is None:
         return []
     found: dict[tuple[tuple[int, ...], ...], LaidOut] = {}
@@ -47,8 +61,9 @@ def laid_out(
                 left[i] -= n * block.tp
             stages += _stages(given, block, striped=striped)
         else:
-            one = _costed(columns, classes, blocks, layers, stages)
-            if one is not None and {classes[i].place.region for s in stages for i in s} >= set(regions):
+            one = _costed(columns, classes, blocks, layers, stages, group=(tasks, beside_bytes))
+            used = {classes[i].place.region for s in stages for i in s}
+            if one is not None and (not whole or used >= set(regions)):
                 found.setdefault(tuple(stages), one)
     return sorted(found.values(), key=lambda x: x.cost.train_s)
 
@@ -118,16 +133,20 @@ def _costed(
     blocks: Sequence[BlockShape],
     layers: Sequence[int],
     stages: Sequence[tuple[int, ...]],
+    *,
+    group: tuple[tuple[Task, ...], float],
 ) -> LaidOut | None:
+    tasks, beside_bytes = group
     cluster = columns.cost.problem.cluster
     places = [tuple(classes[i].place for i in dict.fromkeys(ix)) for ix in stages]
     owner = [b for b in blocks for _ in range(b.pp)]
     shape = TrainerShape(
         stages=tuple(
-            StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=n, spread=_spread(cluster, p))
+            StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=n, spread=_spread(cluster, p), beside_bytes=beside_bytes)
             for b, n, p in zip(owner, layers, places, strict=True)
         ),
         links=tuple(best_link(cluster, *_few(a, b)) for a, b in itertools.pairwise(places)),
+        tasks=tasks,
     )
     cost = columns.cost.trainer(shape)
     if cost is None:
@@ -165,3 +184,66 @@ def _few(a: tuple[Place, ...], b: tuple[Place, ...]) -> tuple[tuple[Place, ...],
 def regions_of(sites: Sequence[Sequence[str]]) -> Iterator[str]:
     """The regions of some sites."""
     return itertools.chain.from_iterable(sites)
+
+
+def layouts(classes: Sequence[DeviceClass], used: dict[str, int]) -> Iterator[tuple[int, ...]]:
+    """Ways to take `used` devices by kind from the classes: large machines filled first, then small ones first.
+
+    Machines that look alike are filled in order, so that no two ways differ by names only.
+    """
+    order, looks = list(range(len(classes))), _looks(classes)
+    limit = _WAYS if sum(_most(c) for c in classes) <= _SMALL else _LARGE_WAYS
+    ways = itertools.chain(
+        itertools.islice(_fill(classes, looks, order, used), limit - limit // 4),
+        itertools.islice(_fill(classes, looks, order[::-1], used), limit // 4),
+    )
+    yield from dict.fromkeys(ways)
+
+
+def _fill(
+    classes: Sequence[DeviceClass], looks: Sequence[object], order: list[int], used: dict[str, int]
+) -> Iterator[tuple[int, ...]]:
+    """Depth first: each class in turn takes as much as it can, then less."""
+    counts = [0] * len(classes)
+
+    def go(at: int, left: dict[str, int]) -> Iterator[tuple[int, ...]]:
+        if at == len(order):
+            if not any(left.values()):
+                yield tuple(counts)
+            return
+        i = order[at]
+        c = classes[i]
+        kind = c.place.kind
+        later = sum(_most(classes[j]) for j in order[at + 1 :] if classes[j].place.kind == kind)
+        top = min(_most(c), left[kind])
+        if at and looks[order[at - 1]] == looks[i]:
+            top = min(top, counts[order[at - 1]])
+        for n in range(top, max(len(c.must_train), left[kind] - later) - 1, -1):
+            counts[i] = n
+            yield from go(at + 1, {**left, kind: left[kind] - n})
+        counts[i] = 0
+
+    yield from go(0, dict(used))
+
+
+def _most(c: DeviceClass) -> int:
+    """Devices of a class that may train."""
+    return c.size - len(c.must_roll)
+
+
+def _looks(classes: Sequence[DeviceClass]) -> list[object]:
+    """What a score can depend on, names apart."""
+    machines: dict[str, list[tuple[str, int]]] = {}
+    for c in classes:
+        machines.setdefault(c.place.node, []).append((c.place.kind, c.size))
+    return [
+        (
+            c.place.kind,
+            c.place.region,
+            c.size,
+            len(c.must_train),
+            len(c.must_roll),
+            tuple(sorted(machines[c.place.node])),
+        )
+        for c in classes
+    ]

@@ -16,6 +16,7 @@ import pulp
 
 from planner.cluster import Link
 from planner.cost.decode import ReplicaShape
+from planner.cost.memory import replica_resident_bytes
 from planner.cost.model import CostModel
 from planner.cost.network import Place, best_link
 from planner.cost.step import Group, Offer, solve_period
@@ -37,6 +38,9 @@ class _NodeType:
     link: Link
     classes: tuple[int, ...]
     must: int  # devices of it that must be used (then it is one class)
+    levels: tuple[
+        tuple[float, int], ...
+    ]  # (bytes that other tasks hold, devices on which they hold no more), ascending
 
 
 @record
@@ -46,6 +50,7 @@ class _Column:
     shape: ReplicaShape
     offers: tuple[Offer, ...]
     types: tuple[int, ...]
+    level: int = 0
 
 
 @record
@@ -64,10 +69,21 @@ def best_rollout(
     trainer: tuple[Place, ...],
     train_s: float,
     mip_seconds: float,
+    shared: Sequence[Sequence[tuple[float, int]]] = (),
+    most_resident_bytes: float = float("inf"),
 ) -> Rollout | None:
-    """The replicas on `counts` devices of each class that give the shortest period beside that trainer."""
-    types = _types(cost, classes, counts, trainer)
-    columns = _columns(cost, classes, types)
+    """The replicas on `counts` devices of each class that give the shortest period beside that trainer.
+
+    `shared`: by class, for each group of other tasks in the order of what their models hold, (bytes held on a device,
+    devices that replicas may share with it); without it, replicas are on free devices only. Replicas that share may
+    themselves hold `most_resident_bytes`, KV apart.
+    """
+    types = _types(cost, classes, counts, trainer, shared)
+    columns = [
+        c
+        for c in _columns(cost, classes, types)
+        if not c.level or replica_resident_bytes(cost.context, c.shape.tp, c.shape.pp) <= most_resident_bytes
+    ]
     if not columns:
         return None
     period = float("inf")
@@ -108,7 +124,11 @@ def _groups(types: list[_NodeType], columns: list[_Column], chosen: list[int]) -
 
 
 def _types(
-    cost: CostModel, classes: Sequence[DeviceClass], counts: Sequence[int], trainer: tuple[Place, ...]
+    cost: CostModel,
+    classes: Sequence[DeviceClass],
+    counts: Sequence[int],
+    trainer: tuple[Place, ...],
+    shared: Sequence[Sequence[tuple[float, int]]] = (),
 ) -> list[_NodeType]:
     # A link depends on kinds and regions, and on whether the machine is the same: one place for each of the former will do.
     some = tuple({(p.region, p.kind): p for p in trainer}.values())
@@ -116,9 +136,10 @@ def _types(
     for p in trainer:
         beside.setdefault(p.node, []).append(p)
     links: dict[tuple[Place, ...], Link] = {}
-    found: dict[tuple[str, int, Link, int], list[int]] = {}
+    found: dict[tuple[str, tuple[tuple[float, int], ...], Link, int], list[int]] = {}
     for i, c in enumerate(classes):
-        if counts[i] > 0:
+        levels = _levels(counts[i], shared[i] if shared else ())
+        if levels[-1][1] > 0:
             near = tuple(beside.get(c.place.node, ()))
             # Places in no machine of the trainer look alike to it.
             looks = c.place if near else replace(c.place, node="")
@@ -126,13 +147,25 @@ def _types(
                 links[looks, *near] = best_link(cost.problem.cluster, (*near, *some), (looks,))
             link = links[looks, *near]
             alone = i if c.must_roll else -1
-            found.setdefault((c.place.kind, counts[i], link, alone), []).append(i)
+            found.setdefault((c.place.kind, levels, link, alone), []).append(i)
     return [
         _NodeType(
-            kind=kind, size=size, link=link, classes=tuple(ix), must=len(classes[alone].must_roll) if alone >= 0 else 0
+            kind=kind,
+            size=levels[-1][1],
+            link=link,
+            classes=tuple(ix),
+            must=len(classes[alone].must_roll) if alone >= 0 else 0,
+            levels=levels,
         )
-        for (kind, size, link, alone), ix in found.items()
+        for (kind, levels, link, alone), ix in found.items()
     ]
+
+
+def _levels(free: int, shared: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+    out = [(0.0, free)]
+    for held, devices in shared:
+        out.append((max(held, out[-1][0]), out[-1][1] + devices))
+    return tuple(out)
 
 
 def _columns(cost: CostModel, classes: Sequence[DeviceClass], types: list[_NodeType]) -> list[_Column]:
@@ -142,11 +175,18 @@ def _columns(cost: CostModel, classes: Sequence[DeviceClass], types: list[_NodeT
         for shape in replica_shapes(cost, classes, kind):
             if shape.pp > 1:
                 slowest = min((types[j].link for j in mine), key=lambda link: link.bytes_per_s)
-                out.append(_Column(shape=shape, offers=cost.offers(shape, slowest), types=tuple(mine)))
+                held = max(types[j].levels[-1][0] for j in mine)
+                offers = cost.offers(shape, slowest, held)
+                if offers:
+                    top = len(types[mine[0]].levels) - 1
+                    out.append(_Column(shape=shape, offers=offers, types=tuple(mine), level=top))
                 continue
             for j in mine:
-                if shape.tp <= types[j].size:
-                    out.append(_Column(shape=shape, offers=cost.offers(shape, types[j].link), types=(j,)))
+                for level, (held, devices) in enumerate(types[j].levels):
+                    before = types[j].levels[level - 1][1] if level else 0
+                    offers = cost.offers(shape, types[j].link, held) if max(before, shape.tp - 1) < devices else ()
+                    if offers:
+                        out.append(_Column(shape=shape, offers=offers, types=(j,), level=level))
     return out
 
 
@@ -167,8 +207,11 @@ def _chosen(
         return _milp(types, columns, values, mip_seconds)
     out = [0] * len(columns)
     for t, node in enumerate(types):
-        mine = sorted((i for i, c in enumerate(columns) if c.types == (t,)), key=lambda i: columns[i].shape.tp)
-        one = fill([columns[i].shape.tp for i in mine], [values[i] for i in mine], node.size, node.must)
+        mine = sorted(
+            (i for i, c in enumerate(columns) if c.types == (t,)), key=lambda i: (columns[i].level, columns[i].shape.tp)
+        )
+        items = [(columns[i].level, columns[i].shape.tp, values[i]) for i in mine]
+        one = fill(items, [n for _, n in node.levels], node.must)
         if one is None:
             return None
         for i, n in zip(mine, one, strict=True):
@@ -220,9 +263,17 @@ def _assign(
     types: list[_NodeType], columns: list[_Column], chosen: list[int], counts: Sequence[int]
 ) -> tuple[ReplicaLayout, ...]:
     """Put replicas on classes, larger TP first, each chunk on the first machine of its type with room."""
-    left = list(counts)
+    left = dict.fromkeys(range(len(counts)), 0)
+    at_level = {i: t.levels for t in types for i in t.classes}
     out: list[ReplicaLayout] = []
-    for c, n in sorted(zip(columns, chosen, strict=True), key=lambda p: (-p[0].shape.tp, -p[0].shape.pp)):
+    raised = -1
+    ordered = sorted(zip(columns, chosen, strict=True), key=lambda p: (p[0].level, -p[0].shape.tp, -p[0].shape.pp))
+    for c, n in ordered:
+        while raised < c.level:  # devices that only replicas of this level may share come into play
+            raised += 1
+            for i, levels in at_level.items():
+                if raised < len(levels):
+                    left[i] += levels[raised][1] - (levels[raised - 1][1] if raised else 0)
         room = [i for t in c.types for i in types[t].classes]
         at = 0  # machines before it have no room left for this shape
         for _ in range(n):
@@ -236,5 +287,5 @@ def _assign(
                 left[spot] -= c.shape.tp
                 chunks.append(spot)
             if len(chunks) == c.shape.pp:
-                out.append(ReplicaLayout(shape=c.shape, chunks=tuple(chunks)))
+                out.append(ReplicaLayout(shape=c.shape, chunks=tuple(chunks), level=c.level))
     return tuple(out)

@@ -14,6 +14,7 @@ from planner.columns import Columns
 from planner.cost.network import Place, best_link, spread_of
 from planner.cost.training import StageShape, TrainerCost, TrainerShape
 from planner.placing import StageLayout
+from planner.plan import Task
 from planner.record import record
 from planner.space import BlockShape, DeviceClass, block_shapes
 
@@ -61,7 +62,7 @@ def improving_trainers(
     def faster(blocks: tuple[BlockShape, ...], links: tuple[Link, ...]) -> Iterator[Trainer]:
         nonlocal best_s
         if columns.bound_s(blocks, links) < best_s:
-            for found in _lay_outs(columns, classes, counts, blocks):
+            for found in lay_outs(columns, classes, counts, blocks):
                 if found.cost.train_s < best_s:
                     best_s = found.cost.train_s
                     yield found
@@ -95,8 +96,14 @@ def _pairs(
             yield left[i], right[j]
 
 
-def _lay_outs(
-    columns: Columns, classes: Sequence[DeviceClass], counts: Sequence[int], blocks: Sequence[BlockShape]
+def lay_outs(
+    columns: Columns,
+    classes: Sequence[DeviceClass],
+    counts: Sequence[int],
+    blocks: Sequence[BlockShape],
+    *,
+    tasks: tuple[Task, ...] = (),
+    beside_bytes: float = 0.0,
 ) -> Iterator[Trainer]:
     """The blocks on the classes, in the order of the classes; where stages lie on few machines, in every order of them."""
     orders = []
@@ -105,7 +112,7 @@ def _lay_outs(
         some = block.pp > 1 and 1 < len(mine) <= _FEW_MACHINES
         orders.append(list(itertools.permutations(mine)) if some else [tuple(mine)])
     for order in itertools.product(*orders):
-        found = _lay_out(columns, classes, counts, blocks, order)
+        found = _lay_out(columns, classes, counts, blocks, order, tasks=tasks, beside_bytes=beside_bytes)
         if found is not None:
             yield found
 
@@ -116,6 +123,9 @@ def _lay_out(
     counts: Sequence[int],
     blocks: Sequence[BlockShape],
     orders: Sequence[Sequence[int]],
+    *,
+    tasks: tuple[Task, ...],
+    beside_bytes: float,
 ) -> Trainer | None:
     """Put blocks on classes in the orders given; None when they do not fit or leave a pinned device out."""
     left = list(counts)
@@ -132,17 +142,18 @@ def _lay_out(
     used = tuple(n - rest for n, rest in zip(counts, left, strict=True))
     if any(used[i] < len(c.must_train) for i, c in enumerate(classes)):
         return None
-    layers = columns.split(blocks)
+    layers = columns.split(blocks, tasks)
     if layers is None:
         return None
     cluster = columns.cost.problem.cluster
     places: list[tuple[Place, ...]] = [tuple(classes[i].place for i in dict.fromkeys(ix)) for _, ix in by_stage]
     shape = TrainerShape(
         stages=tuple(
-            StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=n, spread=spread_of(cluster, p))
+            StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=n, spread=spread_of(cluster, p), beside_bytes=beside_bytes)
             for (b, _), n, p in zip(by_stage, layers, places, strict=True)
         ),
         links=tuple(best_link(cluster, a, b) for a, b in itertools.pairwise(places)),
+        tasks=tasks,
     )
     seconds = columns.cost.trainer(shape)
     if seconds is None:

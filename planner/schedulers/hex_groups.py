@@ -1,0 +1,139 @@
+"""`hex` for workflows of several tasks: cells of `planner.sidescan` laid out on machines, one group or two.
+
+As with one trainer, the most promising cell comes first. Its ways (which tasks on which blocks) are laid out, the first
+group on the machines, the second on what is left, and the replicas of the rollout knapsack on the rest; in sync modes with
+co-location also on the devices of the groups. Then the groups are costed beside the replicas that their devices will hold.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from planner.cost.memory import replica_resident_bytes
+from planner.cost.model import side_s
+from planner.cost.training import TrainerCost
+from planner.placing import GroupLayout, StageLayout, materialise_groups
+from planner.plan import Task
+from planner.record import record, replace
+from planner.schedulers.areal_hex.rollout import best_rollout
+from planner.schedulers.areal_hex.training import lay_outs
+from planner.schedulers.layouts import laid_out, layouts
+from planner.search import Search
+from planner.sides import Way
+from planner.sidescan import SideCell, SideScan
+from planner.space import BlockShape, DeviceClass, replica_shapes
+
+_SEEN, _WAYS = 400, 6  # ways looked at, and the fastest of them laid out, on a large fleet
+_LAYOUTS = 2  # of each group there
+_TIE = 1e-9
+
+
+@record
+class _Group:
+    """A group on classes."""
+
+    tasks: tuple[Task, ...]
+    stages: tuple[StageLayout, ...]
+    cost: TrainerCost
+    used: tuple[int, ...]
+
+
+def plan_cell(search: Search, scan: SideScan, cell: SideCell, *, small: bool) -> None:
+    """Offer the plans of a cell; all of its ways where the fleet is small, else the fastest."""
+    used = scan.in_order(cell.used)
+    ways: Iterator[Way] = scan.sides.ways(used, _to_beat_s(search))
+    if not small:
+        ways = iter(sorted(itertools.islice(ways, _SEEN), key=lambda w: w.side_s)[:_WAYS])
+    for way in ways:
+        if search.halted():
+            return
+        if way.side_s < _to_beat_s(search):
+            for beside in _beside(scan):
+                for groups in _laid_out(scan, way, beside, small=small):
+                    if search.halted():
+                        return
+                    _offer(search, scan, groups, beside)
+
+
+def _to_beat_s(search: Search) -> float:
+    return float("inf") if search.best is None else search.best.prediction.step_s * (1 + _TIE)
+
+
+def _beside(scan: SideScan) -> tuple[float, ...]:
+    """What replicas may hold on the devices of groups: nothing (they are elsewhere), or as much as some shape holds."""
+    if not scan.shared:
+        return (0.0,)
+    shapes = {s for k in scan.kinds for s in replica_shapes(scan.cost, scan.classes, k)}
+    return (0.0, *sorted({replica_resident_bytes(scan.cost.context, s.tp, s.pp) for s in shapes}))
+
+
+def _laid_out(scan: SideScan, way: Way, beside: float, *, small: bool) -> Iterator[tuple[_Group, ...]]:
+    """The groups of a way on the classes, pinned devices covered by one or the other."""
+    several = len(way.tasks) > 1
+    classes = [_unpinned(c) for c in scan.classes] if several else list(scan.classes)
+    for first in _group(scan, classes, way.tasks[0], way.blocks[0], beside, small=small):
+        if not several:
+            yield (first,)
+            continue
+        rest = [_without(c, n) for c, n in zip(classes, first.used, strict=True)]
+        for second in _group(scan, rest, way.tasks[1], way.blocks[1], beside, small=small):
+            given = [a + b for a, b in zip(first.used, second.used, strict=True)]
+            if all(n >= len(c.must_train) for n, c in zip(given, scan.classes, strict=True)):
+                yield (first, second)
+
+
+def _group(
+    scan: SideScan,
+    classes: Sequence[DeviceClass],
+    tasks: tuple[Task, ...],
+    blocks: tuple[BlockShape, ...],
+    beside: float,
+    *,
+    small: bool,
+) -> Iterator[_Group]:
+    if not small:
+        regions = tuple(dict.fromkeys(c.place.region for c in classes))
+        found = laid_out(scan.columns, classes, blocks, regions, tasks=tasks, beside_bytes=beside, whole=False)
+        for one in found[:_LAYOUTS]:
+            yield _Group(tasks=tasks, stages=one.stages, cost=one.cost, used=one.used)
+        return
+    wanted = {k: sum(b.devices for b in blocks if b.kind == k) for k in scan.kinds}
+    for counts in layouts(classes, wanted):
+        for two in lay_outs(scan.columns, classes, counts, blocks, tasks=tasks, beside_bytes=beside):
+            yield _Group(tasks=tasks, stages=two.stages, cost=two.cost, used=two.used)
+
+
+def _offer(search: Search, scan: SideScan, groups: tuple[_Group, ...], beside: float) -> None:
+    """The best replicas beside these groups."""
+    train_s = side_s(g.cost for g in groups)
+    if train_s > _to_beat_s(search):
+        return
+    # Levels of sharing: the groups in the order of what their models hold.
+    ordered = sorted(groups, key=lambda g: max(g.cost.resident_bytes)) if beside else list(groups)
+    classes = scan.classes
+    counts = [c.size - sum(g.used[i] for g in groups) for i, c in enumerate(classes)]
+    shared = [[(max(g.cost.resident_bytes), g.used[i]) for g in ordered] for i in range(len(classes))] if beside else ()
+    actor = next(g for g in groups if "actor_training" in g.tasks)
+    rollout = best_rollout(
+        search.cost,
+        classes,
+        counts,
+        trainer=tuple(classes[i].place for i, n in enumerate(actor.used) if n),
+        train_s=train_s,
+        mip_seconds=search.budget.mip_seconds,
+        shared=shared,
+        most_resident_bytes=beside,
+    )
+    if rollout is None or rollout.period_s > _to_beat_s(search):
+        search.evaluations += 1
+        return
+    laid = tuple(GroupLayout(tasks=g.tasks, stages=g.stages) for g in ordered)
+    search.offer(materialise_groups(classes, laid, rollout.replicas, search.problem.in_force))
+
+
+def _unpinned(c: DeviceClass) -> DeviceClass:
+    """The class without saying which of its devices must train: another group may take those."""
+    return replace(c, free=(*c.must_train, *c.free), must_train=())
+
+
+def _without(c: DeviceClass, taken: int) -> DeviceClass:
+    return replace(c, free=c.free[taken:])

@@ -1,0 +1,140 @@
+"""The scan of workflows of several tasks: divisions of tasks and devices against what the other devices generate.
+
+Cells are totals of devices by kind that do anything but generate (`planner.sides`), paired as `planner.scan` pairs trainers.
+Where devices lie is relaxed, regions included. In sync modes with co-location every device may generate, whatever else it
+does; the memory that models of other tasks hold there is relaxed too.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.columns import Columns
+from planner.cost.model import CostModel
+from planner.pairing import Cells, Pairing
+from planner.pools import Pools
+from planner.record import record
+from planner.sides import Sides
+from planner.space import DeviceClass
+
+_BATCH, _NEAR = 512, 1.01  # cells looked at together: the lowest, and those this near to it
+_COSTED = 4  # cells whose ways are looked at together
+_HALVINGS = 48
+# What the bound of a cell is of: its side alone; the pairing of that; its best way; the pairing of that.
+_BOUNDED, _PAIRED, _COSTED_WHOLE, _SETTLED = range(4)
+
+
+@record
+class SideCell:
+    """Devices by kind that do anything but generate, and the least seconds that takes them."""
+
+    used: tuple[int, ...]
+    side_s: float
+
+
+class SideScan:
+    """All cells of one problem, in ascending order of their periods. Remembers how far it has come."""
+
+    def __init__(self, cost: CostModel, classes: Sequence[DeviceClass]) -> None:
+        self.cost, self.classes = cost, tuple(classes)
+        self.columns = Columns(cost)
+        self.sides = Sides(self.columns, classes)
+        self.pools = Pools(cost.problem.cluster, classes)
+        self.kinds = self.pools.kinds
+        self.shared = cost.shares_devices
+        used, low = self.sides.cells()
+        at = [self.sides.kinds.index(k) for k in self.kinds]
+        used = used[:, at].astype(np.int64)
+        must = self.pools.must_train.sum(axis=1)
+        keep = (used >= must).all(axis=1)
+        if not self.shared:
+            keep &= used.sum(axis=1) < self.pools.count.sum()
+        used, low = used[keep], low[keep]
+        takes = used > 0
+        trained, which = np.unique(takes, axis=0, return_inverse=True)
+        combinations = tuple(tuple(int(k) for k in np.flatnonzero(row)) for row in trained)
+        everywhere = int(np.flatnonzero(self.pools.member.all(axis=1))[0]) if len(self.pools.member) else 0
+        cells = Cells(
+            used=used,
+            train_s=low,
+            sites=np.full(len(low), everywhere, dtype=np.int64),
+            trained=np.asarray(which, dtype=np.int64).reshape(-1),
+        )
+        self.pairing = Pairing(cost, self.pools, combinations) if len(low) else None
+        if self.pairing is not None:
+            if self.shared:  # to the pairing, every device is free
+                self.pairing.must_train = np.zeros_like(self.pairing.must_train)
+            hopeless = self.pairing.hopeless(self._free(cells))
+            cells = cells.at(~hopeless)
+        self._cells = cells
+        self._low = cells.train_s.copy()
+        self._state = np.full(len(self._low), _BOUNDED)
+        self._out: list[tuple[float, SideCell]] = []
+
+    def ascending(self, below_s: Callable[[], float] = lambda: float("inf")) -> Iterator[tuple[float, SideCell]]:
+        """(period in seconds, cell), shortest period first, as long as it is less than `below_s()` is by then."""
+        at = 0
+        while True:
+            while at >= len(self._out):
+                if self.lowest_s() >= below_s():
+                    return
+                self._advance()
+            if self._out[at][0] >= below_s():
+                return
+            yield self._out[at]
+            at += 1
+
+    def lowest_s(self) -> float:
+        """No cell still to come has a shorter period; infinite when none is to come."""
+        return float(self._low.min(initial=np.inf))
+
+    def bound_s(self, steps: int) -> tuple[float, bool] | None:
+        """A lower bound of all periods after at most `steps` more looks, and whether a cell attains it; None where there
+        is no cell."""
+        for _ in range(steps):
+            if self._out or not np.isfinite(self.lowest_s()):
+                break
+            self._advance()
+        if self._out:
+            return self._out[0][0], True
+        return (self.lowest_s(), False) if np.isfinite(self.lowest_s()) else None
+
+    def _advance(self) -> None:
+        lowest = self.lowest_s()
+        near = np.flatnonzero(self._low <= lowest * _NEAR)
+        near = near[np.argsort(self._low[near], kind="stable")][:_BATCH]
+        first = int(near[0])
+        if self._state[first] == _SETTLED:
+            cell = SideCell(
+                used=tuple(int(n) for n in self._cells.used[first]), side_s=float(self._cells.train_s[first])
+            )
+            self._out.append((lowest, cell))
+            self._low[first] = np.inf
+            return
+        state = self._state[near]
+        self._pair(near[(state == _BOUNDED) | (state == _COSTED_WHOLE)])
+        for i in near[state == _PAIRED][:_COSTED]:
+            way = self.sides.best(self.in_order(self._cells.used[i]), float("inf"))
+            self._low[i] = np.inf if way is None else max(self._low[i], way.side_s)
+            if way is not None:
+                self._cells.train_s[i] = max(way.side_s, self._cells.train_s[i])
+                self._state[i] = _COSTED_WHOLE
+
+    def _pair(self, rows: NDArray[np.int64]) -> None:
+        if len(rows) and self.pairing is not None:
+            found, settled = self.pairing.closer_s(self._free(self._cells).at(rows), self._low[rows], _HALVINGS)
+            self._low[rows] = found
+            done = rows[settled]
+            self._state[done] += 1
+
+    def _free(self, cells: Cells) -> Cells:
+        """The cells as the pairing sees them: with the devices that nothing may generate on."""
+        if not self.shared:
+            return cells
+        return Cells(used=np.zeros_like(cells.used), train_s=cells.train_s, sites=cells.sites, trained=cells.trained)
+
+    def in_order(self, used: Sequence[int] | NDArray[np.int64]) -> tuple[int, ...]:
+        """Devices by kind in the order of `sides.kinds`."""
+        by_kind = dict(zip(self.kinds, used, strict=True))
+        return tuple(int(by_kind[k]) for k in self.sides.kinds)

@@ -1,0 +1,56 @@
+"""`hex` on workflows of several tasks: against brute force, and its bound."""
+
+import pytest
+from fleets import problems, workloads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner import Budget, Capabilities, Feasible, Infeasible, Problem, solve, violations
+from planner.record import replace
+
+SLACK = 1 + 1e-6
+EVERYTHING = Budget(evaluations=10**9)
+
+
+@st.composite
+def workflows(draw: st.DrawFn, *, most: int = 4, modes: tuple[str, ...] = ("async", "sync")) -> Problem:
+    """Several tasks, or generation that may share devices."""
+    p = draw(problems(most=most, overrides=draw(st.booleans())))
+    w = replace(
+        draw(workloads()),
+        mode=draw(st.sampled_from(modes)),
+        algorithm=draw(st.sampled_from(["grpo", "ppo"])),
+        reference_model=draw(st.booleans()),
+        reward=draw(st.sampled_from(["rule", "model"])),
+    )
+    caps = Capabilities(
+        task_groups=draw(st.sampled_from([1, 2])),
+        colocate=draw(st.booleans()),
+        train_max_pp=2,
+        train_max_kinds=draw(st.sampled_from([1, 2])),
+        trainer=draw(st.sampled_from(["replicated", "fsdp"])),
+    )
+    return replace(p, workload=w, capabilities=caps)
+
+
+def compared(p: Problem) -> None:
+    best, found = solve(p, scheduler="exhaustive", budget=EVERYTHING), solve(p, scheduler="hex")
+    assert isinstance(best, Feasible) == isinstance(found, Feasible)
+    if isinstance(best, Feasible) and isinstance(found, Feasible):
+        assert violations(found.plan, p) == ()
+        assert best.prediction.tokens_per_s <= found.bound_tokens_per_s * SLACK
+        assert found.prediction.step_s == pytest.approx(best.prediction.step_s, rel=1e-6)
+    else:
+        assert isinstance(found, Infeasible)
+
+
+@settings(max_examples=25)
+@given(workflows(modes=("async",)))
+def test_hex_finds_the_optimum_of_workflows_of_several_tasks(p: Problem) -> None:
+    compared(p)
+
+
+@settings(max_examples=25)
+@given(workflows(modes=("sync",)))
+def test_hex_finds_the_optimum_where_tasks_take_turns(p: Problem) -> None:
+    compared(p)
