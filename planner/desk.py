@@ -68,6 +68,10 @@ class RentalDesk:
             self._machines(False), lambda p: solve_throughput(p, scheduler, search, None, should_stop)
         )
 
+    def stopped(self) -> bool:
+        """Whether it is time to stop."""
+        return self._should_stop()
+
     def _machines(self, spot: bool, *, within_usd_per_h: float = math.inf) -> Machines:
         prices = tuple(i.price(spot) for i in self.market.instances)
         most = tuple(

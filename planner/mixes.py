@@ -3,7 +3,7 @@
 More devices never make the optimum worse, so the ceiling of a mix (`planner.bound`) bounds every part of it, and where a
 whole box may be had at once, as the affordable corner of a budget, only that corner is planned. A box is bounded by
 `planner.fluid` and by the ceilings of larger mixes, split in the middle of its dearest span, and dropped when it cannot win;
-a mix is given its ceiling when its turn comes and is planned only when its ceiling can still win.
+a mix is given its ceiling when its turn comes and is planned only when that can still win.
 """
 
 import heapq
@@ -175,7 +175,7 @@ class MixSearch:
         self._machines, self._evaluated, self._goal = machines, evaluated, goal
         self._should_stop, self._on_improved = should_stop, on_improved
         self._best = incumbent
-        self._queue: list[tuple[float, int, Box, Counts | None]] = []
+        self._queue: list[tuple[float, int, Box]] = []
         self._ticket = itertools.count()
         self._open = -math.inf  # what planned mixes may still be worth: their plans are not proven best
 
@@ -187,42 +187,38 @@ class MixSearch:
             bound = max(-self._queue[0][0], self._open, self._score())
             if self._should_stop() or (until_first and self._best is not None):
                 return Outcome(best=self._best, bound=bound, finished=False)
-            key, _, box, counts = heapq.heappop(self._queue)
+            key, _, box = heapq.heappop(self._queue)
             if not self._can_win(-key):
                 break
-            if counts is not None:
-                self._plan(counts, box)
-            else:
-                self._refine(box, bound)
+            self._refine(box)
         return Outcome(best=self._best, bound=max(self._open, self._score()), finished=not self._should_stop())
 
-    def _refine(self, box: Box, bound: float) -> None:
-        """Look closer at a box: its ceiling where one mix stands for it, else its halves. Until there is a first plan the
+    def _refine(self, box: Box) -> None:
+        """Look closer at a box: at its mix where one stands for it, else at its halves. Until there is a first plan the
         better half is followed at once."""
         while True:
             counts = self._goal.corner(box)
             if counts is not None:
                 if any(counts) or self._machines.always:
-                    self._ceil(counts, box)
+                    self._look(counts, Box(low=box.low, high=counts))
                 return
             children = [c for half in self._halves(box) if (c := self._entry(half)) is not None]
             children.sort(key=lambda c: c[0])
-            if self._best is not None or not children or self._should_stop():
-                for key, child in children:
-                    heapq.heappush(self._queue, (key, next(self._ticket), child, None))
+            follow = self._best is None and bool(children) and not self._should_stop()
+            for key, child in children[1 if follow else 0 :]:
+                heapq.heappush(self._queue, (key, next(self._ticket), child))
+            if not follow:
                 return
-            for key, child in children[1:]:
-                heapq.heappush(self._queue, (key, next(self._ticket), child, None))
             box = children[0][1]
 
-    def _ceil(self, counts: Counts, box: Box) -> None:
-        corner = Box(low=box.low, high=counts)
-        score = self._goal.optimistic(corner, self._evaluated.inherited(counts))
-        if score is None or not self._can_win(score):
-            return
-        score = self._goal.optimistic(corner, self._evaluated.ceiling(counts))
-        if score is not None and self._can_win(score):
-            heapq.heappush(self._queue, (-score, next(self._ticket), corner, counts))
+    def _look(self, counts: Counts, box: Box) -> None:
+        """Plan a mix whose ceiling can win. At once, although another ceiling may be higher: ceilings that beat all before
+        are few, and each plan prunes."""
+        for ceiling in (self._evaluated.inherited, self._evaluated.ceiling):
+            score = self._goal.optimistic(box, ceiling(counts))
+            if score is None or not self._can_win(score):
+                return
+        self._plan(counts, box)
 
     def _plan(self, counts: Counts, box: Box) -> None:
         found = self._evaluated.plan(counts)
@@ -242,7 +238,7 @@ class MixSearch:
     def _push(self, box: Box) -> None:
         entry = self._entry(box)
         if entry is not None:
-            heapq.heappush(self._queue, (entry[0], next(self._ticket), entry[1], None))
+            heapq.heappush(self._queue, (entry[0], next(self._ticket), entry[1]))
 
     def _entry(self, box: Box) -> tuple[float, Box] | None:
         clipped = self._goal.clip(box)
