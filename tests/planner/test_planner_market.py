@@ -85,7 +85,7 @@ def test_every_objective_is_the_optimum_over_all_mixes(p: Problem, data: st.Data
     check_rental(reached, market)
     assert reached.plan.prediction.tokens_per_s >= floor / SLACK
     assert reached.achieved == pytest.approx(min(usd[c] for c in every if rate[c] >= floor), rel=1e-6)
-    assert reached.bound == pytest.approx(reached.achieved)
+    assert reached.bound <= reached.achieved * SLACK  # below where a ceiling promises what no plan keeps
     ratio = desk.answer(PerDollar(floor_tokens_per_s=floor))
     assert isinstance(ratio, Rental)
     check_rental(ratio, market)
@@ -241,8 +241,7 @@ def test_the_price_is_the_markets_and_the_links_are_the_fleets() -> None:
     assert {d.id for d in found.problem.cluster.devices} == {"fast-0/gpu0", "fast-0/gpu1", "wide-0/gpu0", "wide-0/gpu1"}
     spot = rent(p, CARDS, WithinBudget(usd_per_h=8.0), spot=True)
     assert isinstance(spot, Rental)
-    assert spot.plan.prediction.usd_per_h == 8.0
-    assert spot.achieved == pytest.approx(found.achieved)
+    assert (spot.mix, spot.plan.prediction.usd_per_h) == ((("fast", 2),), 8.0)
     mtok = 14.0 / 3600 / found.achieved * 1e6
     assert found.plan.prediction.usd_per_mtok == pytest.approx(mtok)
 
