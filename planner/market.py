@@ -109,6 +109,40 @@ class Market:
         )
 
 
+def market_of(cluster: Cluster) -> Market:
+    """The machines of a fleet as a market: what there is of each type, at the price of its devices.
+
+    InvalidInput for a machine of several kinds, and where a kind has no price.
+    """
+    nodes: dict[str, list[Device]] = {}
+    for d in cluster.devices:
+        nodes.setdefault(d.node, []).append(d)
+    types: Counter[tuple[str, int, str]] = Counter()
+    for node, devices in nodes.items():
+        kinds = sorted({d.kind for d in devices})
+        if len(kinds) > 1:
+            raise InvalidInput("a machine of several kinds has no price as a whole", got=node, expected="one kind")
+        if cluster.kinds[kinds[0]].price_usd_per_h is None:
+            raise InvalidInput(
+                f"kind {kinds[0]!r} has no price", where="fleet.prices", hint="set its USD per hour, or name a --market"
+            )
+        types[kinds[0], len(devices), devices[0].region] += 1
+    return Market(
+        name="the fleet",
+        instances=tuple(
+            Instance(
+                name=f"{n}x{kind}",
+                kind=kind,
+                gpus=n,
+                region=region,
+                usd_per_h=n * (cluster.kinds[kind].price_usd_per_h or 0.0),
+                available=count,
+            )
+            for (kind, n, region), count in types.items()
+        ),
+    )
+
+
 def on_market(problem: Problem, market: Market, kinds: Mapping[str, DeviceKind]) -> Problem:
     """`problem` with nothing rented yet: links and kinds as they are, further kinds of the market from `kinds`.
 

@@ -124,7 +124,9 @@ def solve_robust(
         )
         for s, rate, most, lost in zip(futures, row, best, regrets(row), strict=True)
     )
-    replan = () if should_stop() else tuple(_replans(table, chosen, futures, here, threshold, precision))
+    replan = (
+        () if should_stop() else tuple(_replans(table, chosen, futures, here, threshold=threshold, precision=precision))
+    )
     return Robust(
         plan=plan,
         regrets=told,
@@ -210,7 +212,7 @@ class _Table:
 
 
 def _replans(
-    table: _Table, plan: Plan, futures: Sequence[Scenario], here: Scenario, threshold: float, precision: float
+    table: _Table, plan: Plan, futures: Sequence[Scenario], here: Scenario, *, threshold: float, precision: float
 ) -> Iterator[Replan]:
     for eta in sorted({s.eta for s in futures}):
         lengths = sorted({s.response_mean for s in futures if s.eta == eta})
