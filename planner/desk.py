@@ -7,11 +7,13 @@ import math
 from collections.abc import Callable, Mapping
 
 from planner.api import solve_throughput
+from planner.bound import Bound
 from planner.catalogue import CATALOGUE
 from planner.cluster import DeviceKind
 from planner.cost.model import CostModel
 from planner.egress import Bill, bill, egress_usd_per_step
 from planner.errors import InvalidInput
+from planner.explain import explain
 from planner.fluid import Fluid, device_rates
 from planner.goals import LeastPrice, LeastTotal, MostPerUsd, MostTokens
 from planner.market import Counts, Market, on_market, rented
@@ -249,6 +251,8 @@ class RentalDesk:
         assert outcome.best is not None
         best = self._trimmed(outcome.best)
         problem = rented(self.problem, self.market, best.counts)
+        if best.counts != outcome.best.counts:
+            best = replace(best, found=_explained(problem, best.found))
         usd, p = q.machines.usd_per_h(best.counts), best.found.prediction
         leaving, cost = (
             egress_usd_per_step(problem, best.found.plan, self.market),
@@ -306,6 +310,15 @@ class RentalDesk:
         else:
             detail = f"{asked}, stopped before a mix was found that reaches it"
         return Infeasible(conflicts=(Conflict(limit="tokens_per_s", detail=detail),), scheduler=self._scheduler)
+
+
+def _explained(problem: Problem, found: Feasible) -> Feasible:
+    """A plan explained anew, on fewer machines than it was made for."""
+    cost = CostModel(problem)
+    scored = cost.evaluate(found.plan)
+    assert scored is not None, "a plan does not need what it leaves unused"
+    bound = Bound(step_s=0.0, tokens_per_s=found.bound_tokens_per_s, scope=found.bound_scope)
+    return replace(found, explanation=explain(cost, scored, bound))
 
 
 def _affordable(usd_per_h: float, price: float) -> int:

@@ -3,12 +3,15 @@
 Candidates are the optimum of every scenario and of the scenarios between neighbours (blends). Each candidate is scored in each
 scenario by the cost model, with its concurrency free: that is an engine setting, roles and parallelism are what a change
 of plan costs. The regret of a plan in a scenario is the share of the best known throughput there that it forgoes. The
-choice is proven over the candidates, not over all plans; `bound_tokens_per_s` of a scenario says what no plan can exceed.
+choice is proven over the candidates, not over all plans. `bound_tokens_per_s` says what no plan of the scheduler's plan space
+exceeds in a scenario, or what the best candidate does where that is more: a plan of another scenario may divide the layers
+in a way that the plan space there does not have.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 from planner.api import solve_throughput
 from planner.cost.model import CostModel
@@ -43,17 +46,17 @@ class Regret:
     scenario: Scenario
     tokens_per_s: float  # of the robust plan; 0 where it does not fit
     best_tokens_per_s: float  # of the best candidate there
-    bound_tokens_per_s: float  # no plan does more
+    bound_tokens_per_s: float  # see above
     regret: float  # 1 - tokens_per_s / best
 
 
 @record
 class Replan:
-    """Beyond `response_mean` (tokens), on the side told, another plan is better by more than the threshold."""
+    """Beyond `response_mean` (tokens), on the side told, another plan is better by more than the threshold; "here": at once."""
 
     response_mean: float
     eta: int
-    longer: bool
+    side: Literal["longer", "shorter", "here"]
 
 
 @record
@@ -223,15 +226,16 @@ def _replans(
             found = table.best(s, candidate=False)
             return isinstance(found, Feasible) and table.rate(plan, s) * (1 + threshold) < found.prediction.tokens_per_s
 
+        if behind(start):
+            yield Replan(response_mean=start, eta=eta, side="here")
+            continue
         for longer in (True, False):
             way = [x for x in lengths if x > start] if longer else [x for x in reversed(lengths) if x < start]
             good = start
-            if behind(start):
-                yield Replan(response_mean=start, eta=eta, longer=longer)
-                continue
             for bad in way:
                 if behind(bad):
-                    yield Replan(response_mean=_crossing(good, bad, behind, precision), eta=eta, longer=longer)
+                    length = _crossing(good, bad, behind, precision)
+                    yield Replan(response_mean=length, eta=eta, side="longer" if longer else "shorter")
                     break
                 good = bad
 

@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 LEAST_TIME_S = 60.0  # a question about mixes may take this long, where --solve-time says nothing
 
 _OPTIONS = (
-    click.option("--market", metavar="FILE", type=click.Path(path_type=Path), help="What can be rented; default: the fleet's own machines."),
+    click.option("--market", metavar="FILE", type=click.Path(path_type=Path), help="What can be rented; default: the fleet."),
     click.option("--budget", metavar="USD/H", help='Most throughput for at most that price, such as "126.72".'),
     click.option("--reach", metavar="TOKENS/S", type=float, help="The cheapest mix of instances that is as fast."),
     click.option("--per-dollar", is_flag=True, help="With --reach: most tokens a dollar at no less than that."),
@@ -38,9 +38,9 @@ _OPTIONS = (
     click.option("--restart-time", metavar="DURATION", default="10m", show_default=True, help="What the run loses to an interruption."),
     click.option("--frontier", is_flag=True, help="Price against throughput: every mix that no other beats; --budget is its end."),
     click.option("--robust", is_flag=True, help="The plan with the least worst-case regret over --lengths and --etas."),
-    click.option("--lengths", metavar="N,N", help='Mean response lengths in tokens, or in parts of the configuration\'s: "0.5x,1x,2x".'),
+    click.option("--lengths", metavar="N,N", help='Mean responses in tokens or in parts: "0.5x,1x,2x".'),
     click.option("--etas", metavar="N,N", help="Staleness bounds; default: the configuration's."),
-    click.option("--threshold", metavar="SHARE", type=float, default=0.05, show_default=True, help="With --robust: plan again where another plan is better by that."),
+    click.option("--threshold", metavar="SHARE", type=float, default=0.05, help="With --robust: how much better another plan must be."),
 )  # fmt: skip
 
 

@@ -138,10 +138,7 @@ def robust_document(found: Robust, solve_s: float) -> dict[str, Any]:
                 }
                 for r in found.regrets
             ],
-            "replan_at": [
-                {"response_mean": r.response_mean, "eta": r.eta, "side": "longer" if r.longer else "shorter"}
-                for r in found.replan_at
-            ],
+            "replan_at": [{"response_mean": r.response_mean, "eta": r.eta, "side": r.side} for r in found.replan_at],
         },
     }
 
@@ -167,10 +164,12 @@ def robust_text(found: Robust, solve_s: float) -> str:
     ]
     better = f"another plan is more than {share(found.threshold)} better"
     for r in found.replan_at:
-        lines.append(
-            f"at eta {r.eta} plan again where responses are {'longer' if r.longer else 'shorter'} than "
-            f"{number(r.response_mean)} tokens: {better} there"
+        where = (
+            f"at {number(r.response_mean)} tokens"
+            if r.side == "here"
+            else f"where responses are {r.side} than {number(r.response_mean)} tokens"
         )
+        lines.append(f"at eta {r.eta} plan again {where}: {better} there")
     if not found.replan_at and found.finished:
         lines.append(f"nowhere in that range {better}")
     return "\n".join(lines) + "\n\n" + plan_text(found.plan, solve_s)
