@@ -59,10 +59,10 @@ def check_rental(r: Rental, market: Market, *, spot: bool = False) -> None:
     assert r.finished
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(problems(most=2), st.data())
 def test_every_objective_is_the_optimum_over_all_mixes(p: Problem, data: st.DataObject) -> None:
-    market = data.draw(markets(KINDS, most_devices=5))
+    market = data.draw(markets(KINDS, most_devices=4))
     every = brute_force(p, market)
     desk = RentalDesk(p, market, kinds=p.cluster.kinds)
     usd = {c: market.usd_per_h(c) for c in every_mix(market)}
