@@ -279,10 +279,8 @@ class RentalDesk:
 
     def _scope(self, q: "_Question", within_usd_per_h: float) -> str:
         if isinstance(q.objective, WithinBudget):
-            return f"every mix within ${q.objective.usd_per_h:,.2f}/h"
-        text = (
-            "every mix of the market" if within_usd_per_h == math.inf else f"every mix up to ${within_usd_per_h:,.2f}/h"
-        )
+            return f"mixes within ${q.objective.usd_per_h:,.2f}/h"
+        text = "mixes of the market" if within_usd_per_h == math.inf else f"mixes up to ${within_usd_per_h:,.2f}/h"
         unknown = any(i.available is None for i in self.market.instances)
         return text + (f", at most {UNLISTED} of an instance whose number is not given" if unknown else "")
 

@@ -53,4 +53,4 @@ def frontier(
         rate = kept[-1].achieved if kept else -math.inf
         if not kept or point.achieved > rate * (1 + max(least_gain, 1e-9)):
             kept.append(point)
-    return Frontier(points=tuple(kept), scope=f"every mix within ${most_usd_per_h:,.2f}/h", finished=finished)
+    return Frontier(points=tuple(kept), scope=f"mixes within ${most_usd_per_h:,.2f}/h", finished=finished)

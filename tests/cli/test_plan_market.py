@@ -106,7 +106,7 @@ def test_a_budget_on_a_market(config: str, market: str, capfd: pytest.CaptureFix
     assert rental["achieved"] == document["tokens_per_s"] <= rental["bound"]
     text, _ = call(capfd, config, "--budget", "17", "--market", market)
     assert text.startswith("rent ")
-    for word in ("price", "bound", "every mix within $17.00/h", "train", "rollout"):
+    for word in ("price", "bound", "mixes within $17.00/h", "train", "rollout"):
         assert word in text
 
 

@@ -73,7 +73,7 @@ def rental_text(rental: Rental, solve_s: float) -> str:
     rows.append(
         (
             "search",
-            f"{rental.planned} mixes planned, {rental.costed} bounded"
+            f"mixes: {rental.planned} planned, {rental.costed} bounded"
             + ("" if rental.finished else "; stopped early: the best so far"),
         )
     )
@@ -112,7 +112,7 @@ def frontier_text(found: Frontier, solve_s: float) -> str:
         )
         for r in found.points
     ]
-    tail = f"{found.scope}, in {duration(solve_s)}" + (
+    tail = f"{found.scope}; in {duration(solve_s)}" + (
         "" if found.finished else "; stopped early: cheaper points may lack"
     )
     return table(("$/H", "TOK/S", "$/MTOK", "GAP", "MIX"), rows, right=(0, 1, 2, 3)) + "\n\n" + tail
