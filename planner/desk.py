@@ -278,11 +278,15 @@ class RentalDesk:
         )
 
     def _scope(self, q: "_Question", within_usd_per_h: float) -> str:
-        if isinstance(q.objective, WithinBudget):
-            return f"mixes within ${q.objective.usd_per_h:,.2f}/h"
         text = "mixes of the market" if within_usd_per_h == math.inf else f"mixes up to ${within_usd_per_h:,.2f}/h"
-        unknown = any(i.available is None for i in self.market.instances)
-        return text + (f", at most {UNLISTED} of an instance whose number is not given" if unknown else "")
+        if isinstance(q.objective, WithinBudget):
+            within_usd_per_h = q.objective.usd_per_h
+            text = f"mixes within ${within_usd_per_h:,.2f}/h"
+        cut = any(
+            i.available is None and UNLISTED * p < within_usd_per_h
+            for i, p in zip(self.market.instances, q.machines.prices, strict=True)
+        )
+        return text + (f", at most {UNLISTED} of an instance whose number is not given" if cut else "")
 
     def _beyond_budget(self, objective: WithinBudget, machines: Machines, outcome: Outcome) -> Infeasible:
         offered = [i for i, it in enumerate(self.market.instances) if it.available != 0]
@@ -321,7 +325,7 @@ def _explained(problem: Problem, found: Feasible) -> Feasible:
 
 def _affordable(usd_per_h: float, price: float) -> int:
     """Instances of a type without a known limit that are considered."""
-    return math.floor(usd_per_h / price) if price > 0 and usd_per_h < math.inf else UNLISTED
+    return min(UNLISTED, math.floor(usd_per_h / price)) if price > 0 and usd_per_h < math.inf else UNLISTED
 
 
 def rent(
