@@ -5,6 +5,7 @@ Command line from click, configuration from the pydantic schema, keys from the c
 """
 
 import dataclasses
+import types
 import typing
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,14 @@ def _models(annotation: Any) -> list[Any]:
 def _type_name(annotation: Any) -> str:
     if typing.get_origin(annotation) is typing.Literal:
         return " or ".join(f'"{a}"' for a in typing.get_args(annotation))
-    if isinstance(annotation, type):
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _type_name(arguments[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return " | ".join("None" if a is type(None) else _type_name(a) for a in arguments)
+    if typing.get_origin(annotation) is dict:
+        return f"dict[{', '.join(_type_name(a) for a in arguments)}]"
+    if isinstance(annotation, type) and not arguments:
         return annotation.__name__
     return (
         str(annotation)

@@ -11,16 +11,18 @@ from planner.cost.network import Spread, best_link, local_link
 from planner.cost.step import Group, solve_period
 from planner.cost.training import StageShape, TrainerShape
 from planner.record import record
-from planner.scan import Scan
+from planner.scan import scan_of
 from planner.space import DeviceClass, device_classes, replica_shapes
 
 _MARGIN = 1e-9
+_STEPS = 400  # looks at the scan's frontier: the bound is the best by then
 
 EXACT = "exact: every plan of one training device and single-device replicas"
 RELAXED = (
     "single-kind replicas with TP inside a machine; one trainer of at most two kind-blocks in pipeline; every split of "
-    "the devices; concurrency at halvings of the memory limit; where devices lie is relaxed"
+    "the devices; concurrency at halvings of the memory limit; where devices lie is relaxed, but for their regions"
 )
+COARSE = RELAXED + "; the last ranges of data-parallel degrees are taken together"
 
 
 @record
@@ -39,8 +41,9 @@ def upper_bound(cost: CostModel) -> Bound | None:
     if caps.train_max_devices == 1 and caps.rollout_max_tp == 1 and caps.rollout_max_pp == 1:
         step, scope = _single(cost, classes), EXACT
     else:
-        first = next(Scan(cost, classes).ascending(), None)
-        step, scope = None if first is None else first[0], RELAXED
+        found = scan_of(cost).bound_s(_STEPS)
+        step = None if found is None else found[0]
+        scope = RELAXED if found is None or found[1] else COARSE
     if step is None:
         return None
     step *= 1 - _MARGIN

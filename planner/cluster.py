@@ -1,6 +1,7 @@
 """The cluster graph G_D: device kinds, devices and the links between them."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 
 from planner.errors import InvalidInput
@@ -58,14 +59,37 @@ class Device:
 
 @record
 class Link:
-    """A link class. Bandwidth is one way."""
+    """A link class. Bandwidth and latency are one way; a round trip (what `ping` prints) is twice the latency.
+
+    Over long distances one TCP stream reaches less than the link carries, so a transfer may use `streams` of them at
+    `bytes_per_s` each. All that the cost model sends (weights, gradients, activations of a micro-batch) is bulk and uses
+    every stream: `bulk()`. A message so small that splitting it would not help costs its latency, which is the same
+    with any number of streams.
+    """
 
     latency_s: float
-    bytes_per_s: float
+    bytes_per_s: float  # of one stream
+    streams: int = 1
+    egress_usd_per_gb: float = 0.0  # what the provider bills for a decimal gigabyte that leaves over it
 
     def __post_init__(self) -> None:
-        if self.latency_s < 0 or not self.bytes_per_s > 0:
+        rates = math.isfinite(self.latency_s) and math.isfinite(self.bytes_per_s)
+        if not rates or self.latency_s < 0 or not self.bytes_per_s > 0:
             raise InvalidInput("link needs latency_s >= 0 and bytes_per_s > 0", got=(self.latency_s, self.bytes_per_s))
+        if self.streams < 1:
+            raise InvalidInput("link.streams must be at least 1", got=self.streams, expected=">= 1")
+        if not (math.isfinite(self.egress_usd_per_gb) and self.egress_usd_per_gb >= 0):
+            raise InvalidInput("link.egress_usd_per_gb is negative", got=self.egress_usd_per_gb, expected=">= 0")
+
+    def bulk(self) -> "Link":
+        """The link as a bulk transfer sees it: one stream that is as fast as all of them together."""
+        if self.streams == 1:
+            return self
+        return Link(
+            latency_s=self.latency_s,
+            bytes_per_s=self.bytes_per_s * self.streams,
+            egress_usd_per_gb=self.egress_usd_per_gb,
+        )
 
 
 @record
@@ -74,7 +98,7 @@ class Cluster:
 
     The link between devices a and b is, first match wins: same node -> the kind's own `link_bytes_per_s` (the slower
     of the two kinds); same region and same kind -> `same_kind`; same region -> `cross_kind`; else the entry of
-    `regions` for the (sorted) pair, else `cross_region`.
+    `regions` for the (sorted) pair, else `cross_region`. A pair of regions has one link for both directions.
     """
 
     kinds: Mapping[str, DeviceKind]
@@ -86,6 +110,15 @@ class Cluster:
     intra_node_latency_s: float = 1.0e-5
 
     def __post_init__(self) -> None:
+        if not (math.isfinite(self.intra_node_latency_s) and self.intra_node_latency_s >= 0):
+            raise InvalidInput(
+                "cluster.intra_node_latency_s is negative", got=self.intra_node_latency_s, expected=">= 0"
+            )
+        for pair in self.regions:
+            if not pair[0] < pair[1]:
+                raise InvalidInput(
+                    "regions are linked as sorted pairs of two", where="cluster.regions", got=pair, expected="a < b"
+                )
         seen: set[str] = set()
         for d in self.devices:
             if d.id in seen:

@@ -12,6 +12,7 @@ from planner.cost.memory import stage_bytes, stage_fits
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, local_link
 from planner.cost.training import StageShape, crossing_s, head_s, layer_s, split_layers
+from planner.plan import Task
 from planner.record import record
 from planner.space import BlockShape
 
@@ -20,13 +21,16 @@ from planner.space import BlockShape
 class Column:
     """A block with lower bounds for any trainer it is part of. Seconds are for a whole batch."""
 
-    block: BlockShape
-    weight: float  # FLOP/s of one stage, for dividing the layers
     plain_s: float  # one layer of one stage, without recomputation
     recompute_s: float  # the same with it
     head_s: float  # the vocabulary projection, on the last stage
     plain_layers: int  # more layers than this a stage cannot hold without recomputation
     most_layers: int  # nor with it
+    weight: float  # FLOP/s of one stage, for dividing the layers
+
+
+FIELDS = ("plain_s", "recompute_s", "head_s", "plain_layers", "most_layers", "weight")
+Figures = NDArray[np.float64]
 
 
 class Columns:
@@ -37,54 +41,67 @@ class Columns:
         m, model = cost.moments, cost.problem.model
         # The vocabulary projection in units of one layer's work.
         self.head_layers = head_flops(model, m.sequence) / layer_flops(model, m.sequence, m.sequence2)
-        self._made: dict[BlockShape, Column] = {}
+        self._made: dict[tuple[str, int, int], Column] = {}  # by kind, TP and DP
+        self._held: dict[tuple[str, int, int, bool], int] = {}
         self._bounds: dict[tuple[tuple[BlockShape, ...], tuple[Link, ...]], float] = {}
 
     def column(self, block: BlockShape) -> Column:
         """The column of a block."""
-        if block not in self._made:
-            self._made[block] = self._make(block)
-        return self._made[block]
+        key = (block.kind, block.tp, block.dp)
+        if key not in self._made:
+            self._made[key] = self._make(block)
+        return self._made[key]
 
-    def split(self, blocks: Sequence[BlockShape]) -> tuple[int, ...] | None:
-        """Layers of every stage, in proportion to compute; None when there are more stages than layers."""
+    def split(self, blocks: Sequence[BlockShape], tasks: Sequence[Task] = ()) -> tuple[int, ...] | None:
+        """Layers of every stage, in proportion to compute, of the model that a group's plan lists: the actor's where the
+        group trains it or names no task, else its first task's. None when there are more stages than layers."""
         weights = [c.weight for b in blocks if (c := self.column(b)) for _ in range(b.pp)]
-        return split_layers(self.cost.problem.model.layers, weights, self.head_layers)
+        lead: Task = tasks[0] if tasks and "actor_training" not in tasks else "actor_training"
+        has_head = lead in ("actor_training", "reference")
+        return split_layers(self.cost.context.of(lead).model.layers, weights, self.head_layers if has_head else 0.0)
 
     def pair_bounds_s(self, left: Sequence[BlockShape], right: Sequence[BlockShape], link: Link) -> NDArray[np.float64]:
-        """Seconds that a trainer of blocks left[i] -> right[j] takes at least: perfect balance without bubbles; and at
-        the border the fewest layers that `split_layers` may give, and the activations over `link`."""
+        """[i, j] seconds that a trainer of blocks left[i] -> right[j] takes at least, activations crossing `link`."""
+        ca, cb = (self._table(x).transpose(1, 0) for x in (left, right))
+        crossing = crossing_s(self.cost.context, link, share=1.0)
+        return self.pair_seconds(tuple(ca[:, :, None]), tuple(cb[:, None, :]), crossing)
+
+    def pair_seconds(
+        self,
+        a: Sequence[Figures],
+        b: Sequence[Figures],
+        crossing_s: Figures | float,
+        *,
+        exact: NDArray[np.bool_] | bool = True,
+        skew: tuple[Figures | float, Figures | float] = (1.0, 1.0),
+    ) -> Figures:
+        """Seconds that trainers of two blocks take at least: perfect balance without bubbles; and at the border the fewest
+        layers that `split_layers` may give, and the activations in `crossing_s`.
+
+        `a` and `b` are arrays that broadcast: stages and the fields of `FIELDS`. Where not `exact` they are the best of
+        several blocks, and at the border there is one layer. `skew`: how much longer the slowest DP worker takes.
+        """
         layers = self.cost.problem.model.layers
-        ca, cb = self._table(left), self._table(right).transpose(1, 0)[:, None, :]
-        pa, plain_a, again_a, _, holds_a, most_a = (ca[:, i, None] for i in range(6))
-        wa, wb = ca[:, 6, None], cb[6]
-        pb, plain_b, again_b, head, holds_b, most_b = (cb[i] for i in range(6))
+        pa, plain_a, again_a, _, holds_a, most_a, wa = a
+        pb, plain_b, again_b, head, holds_b, most_b, wb = b
         # Every layer lies in some stage: where that takes more than stages hold without recomputation, all recompute.
         plain = pa * holds_a + pb * holds_b >= layers
-        fa, fb = np.where(plain, plain_a, again_a), np.where(plain, plain_b, again_b)
-        balanced = (layers + head / fb) / (pa / fa + pb / fb)
-        crossing = crossing_s(self.cost.context, link, share=1.0)
+        fa, fb = np.where(plain, plain_a, again_a) * skew[0], np.where(plain, plain_b, again_b) * skew[1]
+        balanced = (layers + head * skew[1] / fb) / (pa / fa + pb / fb)
         # Shares are rounded down; then stages below one layer take theirs from others, one each at most.
         units = (layers + self.head_layers) / (pa * wa + pb * wb)
         share_a, share_b = units * wa, units * wb - np.where(pb == 1, self.head_layers, 0.0)
         last_b = units * wb - self.head_layers
         short = np.where(share_a < 1, pa, 0) + np.where(share_b < 1, pb, 0) + np.where(last_b < 1, 1 - last_b, 0)
-        fewest_a = np.maximum(1, np.floor(share_a - 1e-6) - np.ceil(short))
-        fewest_b = np.maximum(1, np.floor(share_b - 1e-6) - np.ceil(short))
-        bounds: NDArray[np.float64] = np.maximum(balanced, crossing + np.maximum(fewest_a * fa, fewest_b * fb))
+        fewest_a = np.where(exact, np.maximum(1, np.floor(share_a - 1e-6) - np.ceil(short)), 1)
+        fewest_b = np.where(exact, np.maximum(1, np.floor(share_b - 1e-6) - np.ceil(short)), 1)
+        bounds: Figures = np.maximum(balanced, crossing_s + np.maximum(fewest_a * fa, fewest_b * fb))
         bounds[pa * most_a + pb * most_b < layers] = np.inf
         return bounds
 
-    def _table(self, blocks: Sequence[BlockShape]) -> NDArray[np.float64]:
-        """One row a block: stages, seconds a layer without and with recomputation, head, layers held so and so, weight."""
-        columns = [self.column(b) for b in blocks]
-        return np.array(
-            [
-                (c.block.pp, c.plain_s, c.recompute_s, c.head_s, c.plain_layers, c.most_layers, c.weight)
-                for c in columns
-            ],
-            dtype=float,
-        )
+    def _table(self, blocks: Sequence[BlockShape]) -> Figures:
+        """One row a block: stages and the fields of its column."""
+        return np.array([(b.pp, *(getattr(self.column(b), f) for f in FIELDS)) for b in blocks], dtype=float)
 
     def bound_s(self, blocks: Sequence[BlockShape], links: Sequence[Link]) -> float:
         """A tighter lower bound: the layers as they would be divided, recomputation where memory forces it.
@@ -120,7 +137,6 @@ class Columns:
         stage = StageShape(kind=block.kind, dp=block.dp, tp=block.tp, layers=1, spread=Spread(nodes=1, local=local))
         rate = compute_rate(ctx, kind, ctx.m.longest, block.tp) * kind.train_efficiency
         return Column(
-            block=block,
             weight=rate * block.tp * block.dp,
             plain_s=layer_s(ctx, stage, share=1.0, recompute=False),
             recompute_s=layer_s(ctx, stage, share=1.0, recompute=True),
@@ -132,6 +148,10 @@ class Columns:
     def _holds(self, block: BlockShape, *, recompute: bool) -> int:
         """Most layers a middle stage of the block holds (bisection: memory grows with layers)."""
         ctx = self.cost.context
+        # Only sharded states depend on DP: the longest sequence must fit whatever the batch.
+        key = (block.kind, block.tp, block.dp if ctx.trainer == "fsdp" else 0, recompute)
+        if key in self._held:
+            return self._held[key]
 
         def fits(layers: int) -> bool:
             needed = stage_bytes(
@@ -154,4 +174,5 @@ class Columns:
                 low = middle
             else:
                 high = middle - 1
+        self._held[key] = low
         return low

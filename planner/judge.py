@@ -1,36 +1,77 @@
 """The judge: is this plan valid for this problem? It shares only the memory model with the searchers."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from planner.cluster import Device
 from planner.cost.assumptions import Assumptions
 from planner.cost.context import Context, context_of
-from planner.cost.memory import running_limit, stage_bytes, stage_fits
-from planner.plan import Placement, Plan, Stage
+from planner.cost.memory import (
+    layers_of,
+    replica_resident_bytes,
+    running_limit,
+    stage_fits,
+    task_state_bytes,
+    task_working_bytes,
+)
+from planner.plan import Placement, Plan, Stage, Task
 from planner.problem import Capabilities, Problem
+from planner.workflow import side_tasks, tasks_of
 
 
 def violations(plan: Plan, problem: Problem, assumptions: Assumptions | None = None) -> tuple[str, ...]:
     """Everything that is wrong with `plan`, one sentence each; empty when it is valid."""
     ctx = context_of(problem, assumptions)
     devices = {d.id: d for d in problem.cluster.devices}
-    found = list(_devices(plan, devices))
+    found = list(_devices(plan, devices, problem))
     if found:
         return tuple(found)  # shapes of devices that are not there would only confuse
     found += _overrides(plan, problem)
-    trainers = [p for p in plan.placements if p.role == "train"]
-    if len(trainers) != 1:
-        found.append(f"a plan needs exactly one trainer, it has {len(trainers)}")
+    tasks = tasks_of(plan, problem.workload)
+    found += _tasks(plan, tasks, problem)
     if not plan.rollouts:
         found.append("a plan needs at least one rollout replica, it has none")
+    resident = _resident_bytes(plan, tasks, ctx)
     for p in plan.placements:
-        found += _replica(p, problem, devices, ctx) if p.role == "rollout" else _trainer(p, problem, devices, ctx)
+        if p.role == "rollout":
+            found += _replica(p, problem, devices, ctx, max((resident.get(d, 0.0) for d in p.devices), default=0.0))
+        else:
+            found += _group(p, tasks[p], problem, devices, ctx)
+            found += _group_memory(p, tasks[p], plan, ctx)
     return tuple(found)
 
 
-def _devices(plan: Plan, devices: dict[str, Device]) -> Iterator[str]:
+def _tasks(plan: Plan, tasks: Mapping[Placement, tuple[Task, ...]], problem: Problem) -> Iterator[str]:
+    trainers = [p for p, mine in tasks.items() if "actor_training" in mine]
+    if len(trainers) != 1:
+        yield f"a plan needs exactly one trainer, it has {len(trainers)}"
+        return
+    wanted, done = side_tasks(problem.workload), Counter(t for mine in tasks.values() for t in mine)
+    for t in wanted:
+        if done[t] != 1:
+            yield f"task {t} must be run by one placement, it is run by {done[t]}"
+    for t in done:
+        if t not in wanted:
+            yield f"task {t} is not part of this workflow"
+    for p in plan.sides:
+        role = "train" if {"actor_training", "critic_training"} & set(tasks[p]) else "score"
+        if not tasks[p]:
+            yield f"the {p.role} placement on {p.devices[0]} has no task"
+        elif p.role != role:
+            yield f"the placement on {p.devices[0]} has role {p.role}, its tasks make it {role}"
+    most = problem.capabilities.task_groups
+    if len(plan.sides) > most:
+        yield f"{len(plan.sides)} groups of tasks besides generation exceed what it can do ({most})"
+
+
+def _devices(plan: Plan, devices: dict[str, Device], problem: Problem) -> Iterator[str]:
+    shared = problem.capabilities.colocate and problem.workload.synchronous
     used = Counter(d for p in plan.placements for d in p.devices)
+    if shared:  # a replica and a group of other tasks may take turns on a device
+        used = Counter(dict.fromkeys(used, 1))
+        for some in (plan.rollouts, plan.sides):
+            for d, n in Counter(d for p in some for d in p.devices).items():
+                used[d] = max(used[d], n)
     for d, n in used.items():
         if d not in devices:
             yield f"device {d} is not in the cluster"
@@ -69,7 +110,9 @@ def _tp_inside(groups: list[list[Device]], who: str) -> Iterator[str]:
             yield f"{who}: the TP group {', '.join(d.id for d in group)} mixes device kinds"
 
 
-def _replica(p: Placement, problem: Problem, devices: dict[str, Device], ctx: Context) -> Iterator[str]:
+def _replica(
+    p: Placement, problem: Problem, devices: dict[str, Device], ctx: Context, beside_bytes: float
+) -> Iterator[str]:
     caps, who = problem.capabilities, f"replica on {p.devices[0]}"
     if p.stages:
         yield f"{who}: a replica has no training stages"
@@ -89,15 +132,19 @@ def _replica(p: Placement, problem: Problem, devices: dict[str, Device], ctx: Co
     if p.pp > problem.model.layers:
         yield f"{who}: {p.pp} stages for {problem.model.layers} layers"
         return
-    limit = running_limit(ctx, p.kind, p.tp, p.pp)
+    limit = running_limit(ctx, p.kind, p.tp, p.pp, beside_bytes)
     if limit < 1:
         yield f"{who}: weights and the longest sequence do not fit in memory"
     elif p.max_running is not None and not 1 <= p.max_running <= limit:
         yield f"{who}: {p.max_running} running samples, engine and memory allow {limit}"
 
 
-def _trainer(p: Placement, problem: Problem, devices: dict[str, Device], ctx: Context) -> Iterator[str]:
-    caps, model = problem.capabilities, problem.model
+def _group(
+    p: Placement, tasks: tuple[Task, ...], problem: Problem, devices: dict[str, Device], ctx: Context
+) -> Iterator[str]:
+    caps = problem.capabilities
+    # The layers of a plan are those of the actor where the group trains it, else of its first task.
+    model = ctx.of("actor_training" if "actor_training" in tasks or not tasks else tasks[0]).model
     if not p.stages:
         yield "trainer: it has no stages"
         return
@@ -110,8 +157,6 @@ def _trainer(p: Placement, problem: Problem, devices: dict[str, Device], ctx: Co
     yield from _blocks(p, caps)
     for i, stage in enumerate(p.stages):
         yield from _stage(stage, f"trainer stage {i}", problem, devices)
-    if all(s.dp >= 1 and s.tp >= 1 for s in p.stages):
-        yield from _trainer_memory(p, ctx)
 
 
 def _stage(s: Stage, who: str, problem: Problem, devices: dict[str, Device]) -> Iterator[str]:
@@ -145,25 +190,59 @@ def _blocks(p: Placement, caps: Capabilities) -> Iterator[str]:
             yield f"trainer: {stages} stages of {kind} exceed what it can do ({caps.train_max_pp})"
 
 
-def _trainer_memory(p: Placement, ctx: Context) -> Iterator[str]:
-    """The smallest footprint: one sequence a micro-batch, recomputation on."""
-    n = len(p.stages)
-    samples, dp_max = ctx.workload.samples_per_step, max(s.dp for s in p.stages)
-    rounds = max(1, -(-samples // dp_max))
-    for i, s in enumerate(p.stages):
-        kind = ctx.cluster.kinds.get(s.kind)
-        if kind is None or s.layers < 1:
-            continue
-        needed = stage_bytes(
-            ctx,
-            layers=s.layers,
-            tp=s.tp,
-            dp=s.dp,
-            first=i == 0,
-            last=i == n - 1,
-            in_flight=min(rounds, n - i),
-            tokens=max(ctx.m.longest, ctx.batch_tokens / (rounds * s.dp)),
-            recompute=True,
+def _resident_bytes(plan: Plan, tasks: Mapping[Placement, tuple[Task, ...]], ctx: Context) -> dict[str, float]:
+    """What the models of tasks other than generation hold on each device all the time."""
+    out: dict[str, float] = {}
+    for p, mine in tasks.items():
+        for i, s in enumerate(p.stages):
+            held = _stage_resident_bytes(p, i, mine, ctx)
+            out.update(dict.fromkeys(s.devices, held if held is not None else 0.0))
+    return out
+
+
+def _stage_resident_bytes(p: Placement, i: int, tasks: tuple[Task, ...], ctx: Context) -> float | None:
+    s, total = p.stages[i], 0.0
+    for t in tasks:
+        layers = _layers(p, t, ctx)
+        if layers is None or s.dp < 1 or s.tp < 1 or layers[i] < 1:
+            return None
+        total += task_state_bytes(
+            ctx, t, tasks, layers=layers[i], tp=s.tp, dp=s.dp, first=i == 0, last=i == len(p.stages) - 1
         )
+    return total
+
+
+def _layers(p: Placement, task: Task, ctx: Context) -> tuple[int, ...] | None:
+    stages = [s.layers for s in p.stages]
+    return layers_of(ctx.of(task).model, stages) if stages and min(stages) >= 1 else None
+
+
+def _group_memory(p: Placement, tasks: tuple[Task, ...], plan: Plan, ctx: Context) -> Iterator[str]:
+    """The smallest footprint: models side by side, the hungriest task at work on one sequence a micro-batch, recomputing."""
+    if any(s.dp < 1 or s.tp < 1 or s.kind not in ctx.cluster.kinds for s in p.stages):
+        return
+    beside = {d: replica_resident_bytes(ctx, r.tp, r.pp) for r in plan.rollouts for d in r.devices}
+    n = len(p.stages)
+    rounds = max(1, -(-ctx.workload.samples_per_step // max((s.dp for s in p.stages), default=1)))
+    for i, s in enumerate(p.stages):
+        resident = _stage_resident_bytes(p, i, tasks, ctx)
+        if resident is None:
+            if any(layers_of(ctx.of(t).model, [1] * n) is None for t in tasks):
+                yield f"trainer stage {i}: a model of its tasks has fewer layers than the {n} stages"
+            continue
+        working = 0.0
+        for t in tasks:
+            layers = _layers(p, t, ctx)
+            assert layers is not None
+            tokens = max(ctx.m.longest, ctx.batch_tokens / (rounds * s.dp))
+            flight = min(rounds, n - i)
+            working = max(
+                working,
+                task_working_bytes(
+                    ctx, t, layers=layers[i], tp=s.tp, last=i == n - 1, in_flight=flight, tokens=tokens, recompute=True
+                ),
+            )
+        needed = resident + max((beside[d] for d in s.devices if d in beside), default=0.0) + working
         if not stage_fits(ctx, s.kind, needed):
-            yield f"trainer stage {i}: needs {needed / 1e9:.1f} GB on each {s.kind} of {kind.memory_bytes / 1e9:.1f} GB"
+            memory = ctx.kind(s.kind).memory_bytes
+            yield f"trainer stage {i}: needs {needed / 1e9:.1f} GB on each {s.kind} of {memory / 1e9:.1f} GB"

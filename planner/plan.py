@@ -5,7 +5,10 @@ from typing import Literal
 from planner.errors import InvalidInput
 from planner.record import record
 
-PlacementRole = Literal["train", "rollout"]
+PlacementRole = Literal["train", "rollout", "score"]
+Task = Literal[
+    "generation", "reward", "reference", "critic_values", "proximal", "critic_training", "actor_training"
+]  # fmt: skip
 
 
 @record
@@ -21,10 +24,12 @@ class Stage:
 
 @record
 class Placement:
-    """One trainer or one rollout replica on its devices.
+    """One rollout replica, or one group of other tasks, on its devices.
 
     A rollout replica has dp = 1, and len(devices) == tp * pp; all its devices are of one kind. A trainer has
-    `stages`; its tp and dp are those of the first stage (each stage has its own), pp == len(stages).
+    `stages`; its tp and dp are those of the first stage (each stage has its own), pp == len(stages). So has a group of
+    scoring tasks alone (role "score"). `tasks` names what a group runs; the actor's trainer without names runs every task
+    that no other placement has. Replicas may share devices with a trainer where the problem lets them (co-location).
     """
 
     role: PlacementRole
@@ -33,6 +38,7 @@ class Placement:
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    tasks: tuple[Task, ...] = ()
     stages: tuple[Stage, ...] = ()
     max_running: int | None = None  # rollout: samples decoded at once
     rate_tokens_per_s: float | None = None  # rollout: predicted tokens/s; train: predicted trained tokens/s
@@ -48,13 +54,14 @@ class Prediction:
     """What the cost model says of a plan. Seconds a step; rates over trained response tokens."""
 
     step_s: float
-    train_s: float  # C_T
+    train_s: float  # C_T: all tasks but generation
     rollout_s: float  # C_I: generation + reward + weight update charged to rollout
     update_s: float
     tokens_per_s: float
     usd_per_h: float | None
     usd_per_mtok: float | None
     staleness_mean: float | None = None
+    score_s: float = 0.0  # the part of train_s that scores samples (reward, reference, critic values)
 
 
 @record
@@ -65,16 +72,23 @@ class Plan:
 
     @property
     def train(self) -> Placement | None:
-        """The trainer's placement."""
-        return next((p for p in self.placements if p.role == "train"), None)
+        """The placement that trains the actor."""
+        return next(
+            (p for p in self.placements if p.role == "train" and (not p.tasks or "actor_training" in p.tasks)), None
+        )
+
+    @property
+    def sides(self) -> tuple[Placement, ...]:
+        """Everything that does not generate: the actor's trainer, a critic's, scoring models apart."""
+        return tuple(p for p in self.placements if p.role != "rollout")
 
     @property
     def rollouts(self) -> tuple[Placement, ...]:
         """The rollout replicas' placements."""
         return tuple(p for p in self.placements if p.role == "rollout")
 
-    def role_of(self, device_id: str) -> Literal["train", "rollout", "idle"]:
-        """What the plan has that device do."""
+    def role_of(self, device_id: str) -> Literal["train", "rollout", "score", "idle"]:
+        """What the plan has that device do; where it does two things, the one that comes first in the plan."""
         for p in self.placements:
             if device_id in p.devices:
                 return p.role

@@ -26,7 +26,8 @@ class Capabilities:
     train_max_pp: int = 8
     train_max_kinds: int = 2  # kind blocks in the trainer's pipeline
     trainer: TrainerKind = "replicated"
-    colocate: bool = False
+    task_groups: int = 1  # groups of tasks besides generation that may have devices of their own
+    colocate: bool = False  # sync modes: replicas may run on devices that train
 
     @classmethod
     def single_device_roles(cls) -> "Capabilities":
@@ -56,6 +57,8 @@ class Problem:
     model: ModelSpec
     workload: Workload
     capabilities: Capabilities = Capabilities()
+    critic_model: ModelSpec | None = None  # of PPO; None: shaped like `model`
+    reward_model: ModelSpec | None = None  # where rewards come from a model; None: shaped like `model`
     overrides: tuple[Override, ...] = ()
     objective: Objective = "throughput"
     floor_tokens_per_s: float | None = None  # for throughput_per_dollar

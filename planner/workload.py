@@ -8,6 +8,7 @@ from planner.record import record
 Algorithm = Literal["grpo", "ppo"]
 Mode = Literal["async", "sync"]
 KvOnUpdate = Literal["recompute", "keep"]
+Reward = Literal["rule", "model"]
 UpdateMode = Literal["rolling", "pause", "overlapped"]
 
 
@@ -44,6 +45,7 @@ class Workload:
     response: Lengths
     eta: int = 4  # staleness bound in optimiser steps
     reference_model: bool = False  # KL to a reference: one more forward pass
+    reward: Reward = "rule"  # who scores a response: a verifier on CPUs, or a model on devices
     reward_s_per_sample: float = 0.0  # CPU seconds of the verifier
     kv_on_update: KvOnUpdate = "recompute"
     update_mode: UpdateMode = "rolling"  # who waits for new weights: the replica, everybody, nobody
@@ -57,6 +59,11 @@ class Workload:
             )
         if self.eta < 0:
             raise InvalidInput("eta must not be negative", got=self.eta, expected=">= 0")
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether generation and training take turns: sync mode, or no staleness allowed."""
+        return self.mode == "sync" or self.eta == 0
 
     @property
     def samples_per_step(self) -> int:

@@ -4,6 +4,7 @@ from planner.cluster import Cluster, DeviceKind
 from planner.cost.assumptions import Assumptions
 from planner.cost.lengths import Moments, moments
 from planner.model import ModelSpec
+from planner.plan import Task
 from planner.problem import Problem, TrainerKind
 from planner.record import record, replace
 from planner.workload import Workload
@@ -19,10 +20,17 @@ class Context:
     trainer: TrainerKind
     m: Moments
     a: Assumptions
+    critic: ModelSpec | None = None  # None: shaped like `model`
+    reward: ModelSpec | None = None
 
     def kind(self, name: str) -> DeviceKind:
         """The device kind of that name."""
         return self.cluster.kinds[name]
+
+    def of(self, task: Task) -> "Context":
+        """This context as one task sees it: with the model that it runs as `model`."""
+        own = {"critic_training": self.critic, "critic_values": self.critic, "reward": self.reward}.get(task)
+        return self if own is None or own == self.model else replace(self, model=own)
 
     @property
     def batch_tokens(self) -> float:
@@ -42,4 +50,6 @@ def context_of(problem: Problem, assumptions: Assumptions | None = None) -> Cont
         trainer=problem.capabilities.trainer,
         m=moments(problem.workload),
         a=a,
+        critic=problem.critic_model,
+        reward=problem.reward_model,
     )

@@ -1,9 +1,12 @@
 """What fits in a device: the one part of the cost model that the judge shares with the search."""
 
 import math
+from collections.abc import Sequence
 
 from planner.cost.context import Context
 from planner.model import ModelSpec
+from planner.plan import Task
+from planner.workflow import TRAINING
 
 
 def tp_divides(model: ModelSpec, tp: int) -> bool:
@@ -35,22 +38,31 @@ def replica_kv_bytes_per_token(model: ModelSpec, tp: int, pp: int) -> float:
     return 2 * replica_layers(model, pp) * heads * model.head_dim * model.dtype_bytes
 
 
-def replica_kv_capacity_bytes(ctx: Context, kind: str, tp: int, pp: int) -> float:
-    """Bytes left for KV on one device of a replica; negative when the weights alone do not fit."""
+def replica_resident_bytes(ctx: Context, tp: int, pp: int) -> float:
+    """Bytes a replica holds on its fullest device, KV apart: weights and the staging buffer of an update."""
+    return replica_weight_bytes(ctx.model, tp, pp) + min(ctx.a.bucket_bytes, ctx.model.weight_bytes / (tp * pp))
+
+
+def replica_kv_capacity_bytes(ctx: Context, kind: str, tp: int, pp: int, beside_bytes: float = 0.0) -> float:
+    """Bytes left for KV on one device of a replica; negative when the weights alone do not fit.
+
+    `beside_bytes`: what the models of tasks on the same devices hold all the time.
+    """
     memory = ctx.kind(kind).memory_bytes
     usable = memory * ctx.a.rollout_memory_share - ctx.a.overhead(memory)
-    bucket = min(ctx.a.bucket_bytes, ctx.model.weight_bytes / (tp * pp))
-    return usable - replica_weight_bytes(ctx.model, tp, pp) - bucket
+    return usable - replica_resident_bytes(ctx, tp, pp) - beside_bytes
 
 
-def running_limit(ctx: Context, kind: str, tp: int, pp: int) -> int:
+def running_limit(ctx: Context, kind: str, tp: int, pp: int, beside_bytes: float = 0.0) -> int:
     """Most samples a replica may decode at once; 0 when it cannot hold the longest sequence.
 
     The fixed point of b * mean + sigmas * sqrt(b) * sd = capacity over the context of running samples, which are
     met length-biased. Outstanding samples never exceed (eta + 1) B.
     """
     m, a, workload = ctx.m, ctx.a, ctx.workload
-    capacity = replica_kv_capacity_bytes(ctx, kind, tp, pp) / replica_kv_bytes_per_token(ctx.model, tp, pp)
+    capacity = replica_kv_capacity_bytes(ctx, kind, tp, pp, beside_bytes) / replica_kv_bytes_per_token(
+        ctx.model, tp, pp
+    )
     if capacity < m.longest:
         return 0
     outstanding = (workload.eta + 1 if workload.mode == "async" else 1) * workload.samples_per_step
@@ -78,6 +90,59 @@ def activation_bytes_per_token(model: ModelSpec, tp: int) -> float:
     return (whole + split / tp) * model.dtype_bytes
 
 
+def layers_of(model: ModelSpec, stages: Sequence[int]) -> tuple[int, ...] | None:
+    """Layers of `model` by stage where another model lies as `stages` says: the same shares, in whole layers (largest
+    remainder, at least one each); None when there are more stages than layers."""
+    total = sum(stages)
+    if total == model.layers:
+        return tuple(stages)
+    if len(stages) > model.layers:
+        return None
+    ideal = [model.layers * n / total for n in stages]
+    out = [max(1, math.floor(x)) for x in ideal]
+    while sum(out) != model.layers:
+        step = 1 if sum(out) < model.layers else -1
+        movable = [i for i in range(len(out)) if out[i] + step >= 1]
+        out[max(movable, key=lambda i: step * (ideal[i] - out[i]))] += step
+    return tuple(out)
+
+
+def task_state_bytes(
+    ctx: Context, task: Task, beside: Sequence[Task], *, layers: int, tp: int, dp: int, first: bool, last: bool
+) -> float:
+    """Bytes a task's model holds on each device of a stage all the time; `beside`: the tasks of its group.
+
+    Training holds weights, gradients and optimiser, scoring its weights. Critic values run on the weights that critic
+    training holds, if it is there. A critic and a reward model have no vocabulary projection.
+    """
+    model = ctx.of(task).model
+    if task == "proximal" or (task == "critic_values" and "critic_training" in beside):
+        return 0.0
+    has_head = task in ("actor_training", "reference")
+    params = stage_params(model, layers, first=first, last=last and has_head) + (0 if has_head else model.hidden)
+    per_param = state_bytes_per_param(model) if task in TRAINING else model.dtype_bytes
+    states = params / tp * per_param
+    if ctx.trainer == "fsdp":
+        states = states / dp + 2 * model.layer_params * model.dtype_bytes / tp  # two layers gathered at a time
+    return states
+
+
+def task_working_bytes(
+    ctx: Context, task: Task, *, layers: int, tp: int, last: bool, in_flight: int, tokens: float, recompute: bool
+) -> float:
+    """Bytes a task needs on each device of a stage while it runs. `tokens` a micro-batch and DP rank, `in_flight`
+    micro-batches held for the backward pass."""
+    model = ctx.of(task).model
+    layer = activation_bytes_per_token(model, tp) * tokens
+    border = model.hidden * model.dtype_bytes * tokens
+    logits = tokens * model.vocab * (model.dtype_bytes + 4) / tp
+    if task not in TRAINING:
+        return layer + border + (logits if last and task == "reference" else 0.0)
+    kept = (layers * border * in_flight + layer) if recompute else layers * layer * in_flight
+    kept += logits if last and task == "actor_training" else 0.0
+    return kept + min(ctx.a.bucket_bytes, model.weight_bytes)
+
+
 def stage_bytes(
     ctx: Context,
     *,
@@ -90,16 +155,11 @@ def stage_bytes(
     tokens: float,
     recompute: bool,
 ) -> float:
-    """Bytes of one device of a training stage. `tokens` a micro-batch and DP rank, `in_flight` micro-batches held."""
-    model, fsdp = ctx.model, ctx.trainer == "fsdp"
-    states = stage_params(model, layers, first=first, last=last) / tp * state_bytes_per_param(model)
-    if fsdp:
-        states = states / dp + 2 * model.layer_params * model.dtype_bytes / tp  # two layers gathered at a time
-    layer = activation_bytes_per_token(model, tp) * tokens
-    border = model.hidden * model.dtype_bytes * tokens
-    kept = (layers * border * in_flight + layer) if recompute else layers * layer * in_flight
-    logits = tokens * model.vocab * (model.dtype_bytes + 4) / tp if last else 0.0
-    return states + kept + logits + min(ctx.a.bucket_bytes, model.weight_bytes)
+    """Bytes of one device of a stage that trains the actor and nothing else."""
+    states = task_state_bytes(ctx, "actor_training", (), layers=layers, tp=tp, dp=dp, first=first, last=last)
+    return states + task_working_bytes(
+        ctx, "actor_training", layers=layers, tp=tp, last=last, in_flight=in_flight, tokens=tokens, recompute=recompute
+    )
 
 
 def stage_fits(ctx: Context, kind: str, needed_bytes: float) -> bool:

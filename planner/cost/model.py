@@ -2,20 +2,21 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from planner.cluster import Link
 from planner.cost.assumptions import Assumptions
 from planner.cost.context import context_of
 from planner.cost.decode import Level, ReplicaShape, concurrency_grid, replica_level
-from planner.cost.memory import running_limit, tp_divides
+from planner.cost.memory import replica_resident_bytes, running_limit, tp_divides
 from planner.cost.network import Place, best_link, spread_of
 from planner.cost.step import Group, Offer, Rules, make_offer, rules_of, solve_period, window_needed_s
 from planner.cost.training import StageShape, TrainerCost, TrainerShape, imbalance, train_cost
 from planner.cost.update import update_s
-from planner.plan import Placement, Plan, Prediction
+from planner.plan import Placement, Plan, Prediction, Task
 from planner.problem import Problem
 from planner.record import record, replace
+from planner.workflow import phi, side_tasks, tasks_of
 
 
 @record
@@ -24,7 +25,8 @@ class Scored:
 
     plan: Plan
     prediction: Prediction
-    trainer: TrainerCost
+    trainer: TrainerCost  # of the group that trains the actor
+    sides: tuple[tuple[Placement, TrainerCost], ...] = ()  # of every group
 
 
 class CostModel:
@@ -37,18 +39,20 @@ class CostModel:
         self.rules: Rules = rules_of(problem.workload, self.moments)
         self.places = {d.id: Place(node=d.node, kind=d.kind, region=d.region) for d in problem.cluster.devices}
         self._levels: dict[tuple[ReplicaShape, int], Level] = {}
-        self._limits: dict[ReplicaShape, int] = {}
+        self.side_tasks = side_tasks(problem.workload)
+        self._limits: dict[tuple[ReplicaShape, float], int] = {}
         self._trainers: dict[TrainerShape, TrainerCost | None] = {}
         self._skew: dict[int, float] = {}
-        self._offers: dict[tuple[ReplicaShape, Link], tuple[Offer, ...]] = {}
+        self._offers: dict[tuple[ReplicaShape, Link, float], tuple[Offer, ...]] = {}
 
-    def running_limit(self, shape: ReplicaShape) -> int:
-        """Most samples a replica of that shape decodes at once; 0 when it does not fit."""
-        if shape not in self._limits:
+    def running_limit(self, shape: ReplicaShape, beside_bytes: float = 0.0) -> int:
+        """Most samples a replica of that shape decodes at once beside what else its devices hold; 0 when it does not fit."""
+        key = (shape, beside_bytes)
+        if key not in self._limits:
             model = self.problem.model
             ok = tp_divides(model, shape.tp) and shape.pp <= model.layers
-            self._limits[shape] = running_limit(self.context, shape.kind, shape.tp, shape.pp) if ok else 0
-        return self._limits[shape]
+            self._limits[key] = running_limit(self.context, shape.kind, shape.tp, shape.pp, beside_bytes) if ok else 0
+        return self._limits[key]
 
     def level(self, shape: ReplicaShape, running: int) -> Level:
         """Rate and generation time of a replica with `running` samples at once."""
@@ -57,22 +61,28 @@ class CostModel:
             self._levels[key] = replica_level(self.context, shape, running)
         return self._levels[key]
 
-    def offers(self, shape: ReplicaShape, link: Link) -> tuple[Offer, ...]:
-        """What a replica offers at each concurrency when weights reach it over `link`; empty when it does not fit."""
-        key = (shape, link)
+    def offers(self, shape: ReplicaShape, link: Link, beside_bytes: float = 0.0) -> tuple[Offer, ...]:
+        """What a replica offers at each concurrency when weights reach it over `link`; empty when it does not fit.
+
+        `beside_bytes`: held all the time on its fullest device by tasks that share it.
+        """
+        key = (shape, link, beside_bytes)
         if key not in self._offers:
             transfer = update_s(self.context, shape.kind, link)
             self._offers[key] = tuple(
                 make_offer(self.level(shape, b), transfer, self.problem.workload)
-                for b in concurrency_grid(self.running_limit(shape))
+                for b in concurrency_grid(self.running_limit(shape, beside_bytes))
             )
         return self._offers[key]
 
     def trainer(self, shape: TrainerShape) -> TrainerCost | None:
-        """The cost of a trainer; None when it does not fit."""
+        """The cost of a group of tasks; None when it does not fit."""
+        if not shape.tasks:
+            shape = replace(shape, tasks=self.side_tasks)
         if shape not in self._trainers:
             p = self.problem
-            ok = all(tp_divides(p.model, s.tp) for s in shape.stages)
+            models = [self.context.of(t).model for t in shape.tasks]
+            ok = all(tp_divides(m, s.tp) for s in shape.stages for m in models)
             ok = ok and all(s.dp <= p.workload.samples_per_step for s in shape.stages)
             skew = [self.skew(s.dp) for s in shape.stages] if ok else []
             self._trainers[shape] = train_cost(self.context, shape, skew) if ok else None
@@ -88,44 +98,72 @@ class CostModel:
         """The distinct places of some devices, in order."""
         return tuple(dict.fromkeys(self.places[d] for d in devices))
 
-    def trainer_shape(self, placement: Placement) -> TrainerShape:
-        """The shape of a trainer that lies on real devices."""
+    def trainer_shape(
+        self, placement: Placement, tasks: tuple[Task, ...] = (), beside_bytes: Mapping[str, float] | None = None
+    ) -> TrainerShape:
+        """The shape of a group that lies on real devices; `beside_bytes`: what replicas hold there, by device."""
+        beside = beside_bytes or {}
         cluster = self.problem.cluster
         places = [self.places_of(s.devices) for s in placement.stages]
         stages = tuple(
-            StageShape(kind=s.kind, dp=s.dp, tp=s.tp, layers=s.layers, spread=spread_of(cluster, p))
+            StageShape(
+                kind=s.kind,
+                dp=s.dp,
+                tp=s.tp,
+                layers=s.layers,
+                spread=spread_of(cluster, p),
+                beside_bytes=max((beside[d] for d in s.devices if d in beside), default=0.0),
+            )
             for s, p in zip(placement.stages, places, strict=True)
         )
         links = tuple(best_link(cluster, a, b) for a, b in itertools.pairwise(places))
-        return TrainerShape(stages=stages, links=links)
+        return TrainerShape(stages=stages, links=links, tasks=tasks or placement.tasks)
 
     def evaluate(self, plan: Plan) -> Scored | None:
-        """Prediction of a plan that the judge accepts; None when its trainer or a replica does not fit."""
+        """Prediction of a plan that the judge accepts; None when a group of tasks or a replica does not fit."""
         train = plan.train
         if train is None or not train.stages or not plan.rollouts:
             return None
-        cost = self.trainer(self.trainer_shape(train))
-        if cost is None:
+        tasks = tasks_of(plan, self.problem.workload)
+        sides = self._sides(plan, tasks)
+        if sides is None:
             return None
-        groups = self._groups(plan.rollouts, self.places_of(train.devices))
+        groups = self._groups(plan.rollouts, self.places_of(train.devices), _residents(sides))
         if groups is None:
             return None
-        solved = solve_period(cost.train_s, [g for g, _ in groups], self.rules)
+        train_s = side_s(c for _, c in sides)
+        solved = solve_period(train_s, [g for g, _ in groups], self.rules)
         if solved is None:
             return None
-        return self._scored(plan, cost, groups, *solved)
+        period_s, chosen = solved
+        rolled = [(g, o, rs) for (g, rs), o in zip(groups, chosen, strict=True) if o is not None]
+        return self._scored(plan, sides, rolled, period_s)
+
+    def _sides(
+        self, plan: Plan, tasks: Mapping[Placement, tuple[Task, ...]]
+    ) -> tuple[tuple[Placement, TrainerCost], ...] | None:
+        """Every group of tasks with its cost."""
+        beside = {d: replica_resident_bytes(self.context, r.tp, r.pp) for r in plan.rollouts for d in r.devices}
+        out: list[tuple[Placement, TrainerCost]] = []
+        for p in plan.sides:
+            cost = self.trainer(self.trainer_shape(p, tasks[p], beside)) if tasks[p] and p.stages else None
+            if cost is None:
+                return None
+            out.append((p if p.tasks else replace(p, tasks=tasks[p]), cost))
+        return tuple(out)
 
     def _groups(
-        self, rollouts: Sequence[Placement], trainer: tuple[Place, ...]
+        self, rollouts: Sequence[Placement], trainer: tuple[Place, ...], resident: Mapping[str, float]
     ) -> list[tuple[Group, list[Placement]]] | None:
         """Replicas that offer the same, together."""
         found: dict[tuple[Offer, ...], list[Placement]] = {}
         for r in rollouts:
             shape = ReplicaShape(kind=r.kind, tp=r.tp, pp=r.pp)
             link = best_link(self.problem.cluster, trainer, self.places_of(r.devices))
-            offers = self.offers(shape, link)
+            beside = max((resident[d] for d in r.devices if d in resident), default=0.0)
+            offers = self.offers(shape, link, beside)
             if r.max_running is not None and offers:
-                if r.max_running > self.running_limit(shape):
+                if r.max_running > self.running_limit(shape, beside):
                     return None
                 offers = (make_offer(self.level(shape, r.max_running), offers[0].transfer_s, self.problem.workload),)
             if not offers:
@@ -136,17 +174,15 @@ class CostModel:
     def _scored(
         self,
         plan: Plan,
-        cost: TrainerCost,
-        groups: list[tuple[Group, list[Placement]]],
+        sides: tuple[tuple[Placement, TrainerCost], ...],
+        rolled: list[tuple[Group, Offer, list[Placement]]],
         period_s: float,
-        chosen: tuple[Offer | None, ...],
     ) -> Scored:
-        rules, train_s = self.rules, cost.train_s
+        rules, train_s = self.rules, side_s(c for _, c in sides)
         running: list[tuple[Offer, int]] = []
         given: dict[str, tuple[Offer, float]] = {}
         total = 0.0
-        for (group, replicas), offer in zip(groups, chosen, strict=True):
-            assert offer is not None, "a mandatory replica always has an offer at the solved period"
+        for group, offer, replicas in rolled:
             running.append((offer, group.count))
             tokens = rules.given_tokens(offer, period_s, train_s)
             total += tokens * group.count
@@ -164,12 +200,10 @@ class CostModel:
             usd_per_h=usd,
             usd_per_mtok=None if usd is None else usd / 3600 / rate * 1e6,
             staleness_mean=self._staleness(running, train_s, rollout_s),
+            score_s=phi(c.score_s for _, c in sides),
         )
-        placements = []
-        for p in plan.placements:
-            if p.role == "train":
-                placements.append(replace(p, rate_tokens_per_s=rules.work_tokens / train_s))
-                continue
+        placements = [replace(p, rate_tokens_per_s=rules.work_tokens / cost.train_s) for p, cost in sides]
+        for p in plan.rollouts:
             offer, tokens = given[p.devices[0]]
             placements.append(
                 replace(
@@ -179,7 +213,8 @@ class CostModel:
                     share=tokens / total if total > 0 else 0.0,
                 )
             )
-        return Scored(plan=Plan(placements=tuple(placements)), prediction=prediction, trainer=cost)
+        actor = next(cost for p, cost in sides if "actor_training" in p.tasks)
+        return Scored(plan=Plan(placements=tuple(placements)), prediction=prediction, trainer=actor, sides=sides)
 
     def _staleness(self, running: Sequence[tuple[Offer, int]], train_s: float, rollout_s: float) -> float:
         """Mean age of trained tokens in steps: C M_tail / B + rho while rollout is the slower side, else the bound."""
@@ -200,3 +235,16 @@ class CostModel:
         ]
         known = [p for p in prices if p is not None]
         return math.fsum(known) if len(known) == len(prices) else None
+
+
+def side_s(costs: Iterable[TrainerCost]) -> float:
+    """C_T: seconds of all tasks but generation. Scoring comes first, then training; groups run at once."""
+    known = tuple(costs)
+    return phi(c.score_s for c in known) + phi(c.train_s - c.score_s for c in known)
+
+
+def _residents(sides: Sequence[tuple[Placement, TrainerCost]]) -> dict[str, float]:
+    """What the groups' models hold all the time, by device (bytes)."""
+    return {
+        d: held for p, cost in sides for s, held in zip(p.stages, cost.resident_bytes, strict=True) for d in s.devices
+    }

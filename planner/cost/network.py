@@ -1,5 +1,7 @@
 """Transfers and collectives over the links of a cluster."""
 
+from collections.abc import Iterable
+
 from planner.cluster import Cluster, DeviceKind, Link
 from planner.cost.assumptions import Assumptions
 from planner.record import record
@@ -24,14 +26,14 @@ class Place:
 
 
 def link_between(cluster: Cluster, a: Place, b: Place) -> Link:
-    """The link between a device of `a` and another one of `b`."""
+    """The link between a device of `a` and another one of `b`, as a bulk transfer sees it (`Link.bulk`)."""
     if a.node == b.node:
         rate = min(cluster.kinds[a.kind].link_bytes_per_s, cluster.kinds[b.kind].link_bytes_per_s)
         return Link(latency_s=cluster.intra_node_latency_s, bytes_per_s=rate)
     if a.region == b.region:
-        return cluster.same_kind if a.kind == b.kind else cluster.cross_kind
+        return (cluster.same_kind if a.kind == b.kind else cluster.cross_kind).bulk()
     pair = (a.region, b.region) if a.region <= b.region else (b.region, a.region)
-    return cluster.regions.get(pair, cluster.cross_region)
+    return cluster.regions.get(pair, cluster.cross_region).bulk()
 
 
 def local_link(cluster: Cluster, kind: DeviceKind) -> Link:
@@ -43,19 +45,40 @@ def spread_of(cluster: Cluster, places: tuple[Place, ...]) -> Spread:
     """The spread of a stage whose chunks lie at `places` (one kind)."""
     distinct = tuple(dict.fromkeys(places))
     local = local_link(cluster, cluster.kinds[distinct[0].kind])
-    worst: Link | None = None
-    for i, a in enumerate(distinct):
-        for b in distinct[i + 1 :]:
-            link = link_between(cluster, a, b)
-            if worst is None or link.bytes_per_s < worst.bytes_per_s:
-                worst = link
-    return Spread(nodes=len(distinct), local=local, remote=worst)
+    links = [link_between(cluster, a, b) for i, a in enumerate(distinct) for b in distinct[i + 1 :]]
+    return Spread(nodes=len(distinct), local=local, remote=worst_of(links) if links else None)
 
 
 def best_link(cluster: Cluster, left: tuple[Place, ...], right: tuple[Place, ...]) -> Link:
-    """The fastest link between two groups of devices."""
-    links = [link_between(cluster, a, b) for a in dict.fromkeys(left) for b in dict.fromkeys(right)]
-    return max(links, key=lambda link: (link.bytes_per_s, -link.latency_s))
+    """A link as good as any between two groups of devices."""
+    return best_of(link_between(cluster, a, b) for a in dict.fromkeys(left) for b in dict.fromkeys(right))
+
+
+def best_of(links: Iterable[Link]) -> Link:
+    """The lowest latency, the highest rate and the lowest price among some links, each for itself.
+
+    So more links never make it worse, which a proven bound needs: the link of the highest rate may be the longer one.
+    """
+    distinct = set(links)
+    if len(distinct) == 1:
+        return distinct.pop().bulk()
+    return Link(
+        latency_s=min(link.latency_s for link in distinct),
+        bytes_per_s=max(link.bytes_per_s * link.streams for link in distinct),
+        egress_usd_per_gb=min(link.egress_usd_per_gb for link in distinct),
+    )
+
+
+def worst_of(links: Iterable[Link]) -> Link:
+    """The highest latency, the lowest rate and the highest price among some links: what a collective over all pays."""
+    distinct = set(links)
+    if len(distinct) == 1:
+        return distinct.pop().bulk()
+    return Link(
+        latency_s=max(link.latency_s for link in distinct),
+        bytes_per_s=min(link.bytes_per_s * link.streams for link in distinct),
+        egress_usd_per_gb=max(link.egress_usd_per_gb for link in distinct),
+    )
 
 
 def send_s(link: Link, size_bytes: float, a: Assumptions) -> float:

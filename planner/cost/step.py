@@ -82,7 +82,7 @@ class Rules:
 
 def rules_of(workload: Workload, m: Moments) -> Rules:
     """The rules of a workload. Verification overlaps generation; the last sample's is added to the step."""
-    sync = workload.mode == "sync" or workload.eta == 0
+    sync = workload.synchronous
     return Rules(
         work_tokens=workload.response_tokens_per_step,
         sync=sync,
@@ -98,7 +98,7 @@ def make_offer(level: Level, transfer_s: float, workload: Workload) -> Offer:
     """A level with what an update costs it."""
     pause = 0.0 if workload.update_mode == "overlapped" else transfer_s
     # In sync mode nothing runs when the weights change.
-    if workload.kv_on_update == "recompute" and workload.mode == "async" and workload.eta > 0:
+    if workload.kv_on_update == "recompute" and not workload.synchronous:
         pause += level.recompute_s
     return Offer(level=level, pause_s=pause, transfer_s=transfer_s)
 

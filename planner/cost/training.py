@@ -1,4 +1,4 @@
-"""Training: FLOPs with recomputation, TP, PP, DP and FSDP communication, pipeline bubbles, and what fits."""
+"""Training and scoring on a pipeline: FLOPs with recomputation, TP, PP, DP and FSDP communication, bubbles, and what fits."""
 
 import heapq
 import math
@@ -10,16 +10,20 @@ from planner.cost.flops import compute_rate, hbm_rate, head_flops, layer_flops
 from planner.cost.lengths import quantiles
 from planner.cost.memory import (
     activation_bytes_per_token,
-    stage_bytes,
+    layers_of,
     stage_fits,
     stage_params,
     state_bytes_per_param,
+    task_state_bytes,
+    task_working_bytes,
 )
 from planner.cost.network import Spread, ring_s, send_s, spread_collective_s
-from planner.record import record
+from planner.plan import Task
+from planner.record import record, replace
+from planner.workflow import TRAINING, side_tasks
 from planner.workload import Workload
 
-_MICRO_SEQUENCES = (1, 2, 4, 8, 16, 64, 256, 1024)
+MICRO_SEQUENCES = (1, 2, 4, 8, 16, 64, 256, 1024)
 
 
 @record
@@ -31,26 +35,40 @@ class StageShape:
     tp: int
     layers: int
     spread: Spread
+    beside_bytes: float = 0.0  # what replicas on the same devices hold all the time
 
 
 @record
 class TrainerShape:
-    """A trainer: its stages in order and the link between each and the next."""
+    """A group of tasks: its stages in order, the link between each and the next, and the tasks (none named: all of the
+    workflow's but generation)."""
 
     stages: tuple[StageShape, ...]
     links: tuple[Link, ...] = ()
+    tasks: tuple[Task, ...] = ()
 
 
 @record
 class TrainerCost:
-    """Seconds of one optimiser step and the choices behind it."""
+    """Seconds that a group takes a step, one task after the other, and the choices behind them (those of its last task)."""
 
-    train_s: float
+    train_s: float  # all tasks of the group
     compute_s: float  # of the slowest stage
     bubble_s: float
     communication_s: float  # gradients, and activations of the slowest stage
     recompute: bool
     micro_batches: int
+    score_s: float = 0.0  # the part of train_s that scores samples
+    resident_bytes: tuple[float, ...] = ()  # by stage: what its models hold on each device all the time
+
+
+@record
+class _Way:
+    """One way to run a task: so many micro-batches, and whether activations are computed twice."""
+
+    task: Task
+    rounds: int
+    recompute: bool
 
 
 def split_layers(layers: int, weights: Sequence[float], head_layers: float = 0.0) -> tuple[int, ...] | None:
@@ -66,10 +84,10 @@ def split_layers(layers: int, weights: Sequence[float], head_layers: float = 0.0
     ideal[-1] -= head_layers
     out = [max(1, math.floor(x + 1e-9)) for x in ideal]
     while sum(out) > layers:
-        worst = max((i for i in range(n) if out[i] > 1), key=lambda i: (out[i] - ideal[i], out[i]))
+        worst = max((i for i in range(n) if out[i] > 1), key=lambda i: (round(out[i] - ideal[i], 9), out[i], i))
         out[worst] -= 1
     while sum(out) < layers:
-        best = max(range(n), key=lambda i: ideal[i] - out[i])
+        best = max(range(n), key=lambda i: round(ideal[i] - out[i], 9))  # ties, rounding apart, go to the front
         out[best] += 1
     return tuple(out)
 
@@ -96,17 +114,19 @@ def imbalance(ctx: Context, dp: int) -> float:
     return fullest * dp / sum(lengths)
 
 
-def passes(workload: Workload, recompute: bool) -> tuple[int, int]:
-    """(layer passes, head passes) of one forward pass's FLOPs: 3 with backward, 4 with recomputation, and one for each
-    forward-only task (proximal and reference log-probabilities)."""
-    forward = (1 if workload.proximal_forward else 0) + (1 if workload.reference_model else 0)
-    return (4 if recompute else 3) + forward, 3 + forward
+def passes(workload: Workload, recompute: bool, task: Task = "actor_training") -> tuple[int, int]:
+    """(layer passes, passes of the vocabulary projection) in units of one forward pass's FLOPs: scoring 1, training 3 with
+    backward and 4 with recomputation, and one for the proximal log-probabilities. Only the actor's shape has a projection."""
+    if task not in TRAINING:
+        return 1, 1 if task == "reference" else 0
+    forward = 1 if workload.proximal_forward and task == "actor_training" else 0
+    return (4 if recompute else 3) + forward, (3 + forward) if task == "actor_training" else 0
 
 
-def layer_s(ctx: Context, stage: StageShape, *, share: float, recompute: bool) -> float:
+def layer_s(ctx: Context, stage: StageShape, *, share: float, recompute: bool, task: Task = "actor_training") -> float:
     """Seconds of one layer of a stage for `share` of a step's batch: products, elementwise kernels, TP all-reduces."""
     model, kind = ctx.model, ctx.kind(stage.kind)
-    layer_passes, _ = passes(ctx.workload, recompute)
+    layer_passes, _ = passes(ctx.workload, recompute, task)
     samples = ctx.workload.samples_per_step * share / stage.dp
     tokens = samples * ctx.m.sequence
     rate = compute_rate(ctx, kind, tokens, stage.tp) * kind.train_efficiency * stage.tp
@@ -115,40 +135,82 @@ def layer_s(ctx: Context, stage: StageShape, *, share: float, recompute: bool) -
     moved = 2 * layer_passes * tokens * activation_bytes_per_token(model, stage.tp) / hbm_rate(ctx, kind)
     # Two all-reduces a layer for each pass over it: forward, backward, recomputation (backward counts as two passes).
     hidden = tokens * model.hidden * model.dtype_bytes
-    reduces = 2 * (layer_passes - 1) * ring_s(stage.spread.local, hidden, stage.tp, 2, ctx.a)
+    over = layer_passes - (1 if task in TRAINING else 0)
+    reduces = 2 * over * ring_s(stage.spread.local, hidden, stage.tp, 2, ctx.a)
     return products + moved + reduces
 
 
-def head_s(ctx: Context, stage: StageShape, *, share: float) -> float:
+def head_s(ctx: Context, stage: StageShape, *, share: float, task: Task = "actor_training") -> float:
     """Seconds of the vocabulary projection on the last stage for `share` of a step's batch."""
     kind = ctx.kind(stage.kind)
-    _, head_passes = passes(ctx.workload, False)
+    _, head_passes = passes(ctx.workload, False, task)
     tokens = ctx.batch_tokens * share / stage.dp
     rate = compute_rate(ctx, kind, tokens, stage.tp) * kind.train_efficiency * stage.tp
     return head_passes * head_flops(ctx.model, tokens) / rate
 
 
-def crossing_s(ctx: Context, link: Link, *, share: float) -> float:
+def crossing_s(ctx: Context, link: Link, *, share: float, task: Task = "actor_training") -> float:
     """Seconds a border between stages blocks both of them for `share` of a step's batch: activations forward, once for
-    each forward-only task too, and gradients back. Not overlapped: measured pipelines over slow links are 30-50 %
-    slower than without this term."""
-    crossings = passes(ctx.workload, False)[0] - 1
+    the proximal pass too, and gradients back. Not overlapped: measured pipelines over slow links are 30-50 % slower than
+    without this term."""
+    crossings = passes(ctx.workload, False, task)[0] - (1 if task in TRAINING else 0)
     return crossings * send_s(link, ctx.batch_tokens * share * ctx.model.hidden * ctx.model.dtype_bytes, ctx.a)
 
 
 def train_cost(ctx: Context, shape: TrainerShape, skew: Sequence[float]) -> TrainerCost | None:
-    """The cheapest way to run `shape` that fits, over micro-batch sizes and recomputation; None when nothing fits.
+    """The cheapest way to run the tasks of `shape`, one after the other; None when they do not fit together.
 
-    `skew` is the DP imbalance by stage.
+    Models of the group lie on its devices side by side; the task at work has what they leave. Each picks its micro-batch
+    and recomputation. `skew` is the DP imbalance by stage.
     """
+    tasks = shape.tasks or side_tasks(ctx.workload)
+    layers = {t: layers_of(ctx.of(t).model, [s.layers for s in shape.stages]) for t in tasks}
+    n = len(shape.stages)
+    if any(split is None for split in layers.values()):
+        return None
+    resident = tuple(
+        sum(
+            task_state_bytes(
+                ctx, t, tasks, layers=(layers[t] or ())[i], tp=s.tp, dp=s.dp, first=i == 0, last=i == n - 1
+            )
+            for t in tasks
+        )
+        for i, s in enumerate(shape.stages)
+    )
+    parts: list[TrainerCost] = []
+    for task in tasks:
+        split = layers[task]
+        assert split is not None
+        mine = replace(shape, stages=tuple(replace(s, layers=x) for s, x in zip(shape.stages, split, strict=True)))
+        found = _task_cost(ctx.of(task), mine, skew, task, resident)
+        if found is None:
+            return None
+        parts.append(found)
+    return TrainerCost(
+        train_s=math.fsum(p.train_s for p in parts),
+        compute_s=math.fsum(p.compute_s for p in parts),
+        bubble_s=math.fsum(p.bubble_s for p in parts),
+        communication_s=math.fsum(p.communication_s for p in parts),
+        recompute=parts[-1].recompute,
+        micro_batches=parts[-1].micro_batches,
+        score_s=math.fsum(p.train_s for p, t in zip(parts, tasks, strict=True) if t not in TRAINING),
+        resident_bytes=resident,
+    )
+
+
+def _task_cost(
+    ctx: Context, shape: TrainerShape, skew: Sequence[float], task: Task, resident: Sequence[float]
+) -> TrainerCost | None:
+    """The fastest way to run one task, over micro-batch sizes and recomputation; None when nothing fits."""
     best: TrainerCost | None = None
     samples, dp_max = ctx.workload.samples_per_step, max(s.dp for s in shape.stages)
-    for recompute in (False, True):
-        for sequences in _MICRO_SEQUENCES:
+    for recompute in (False, True) if task in TRAINING else (False,):
+        for sequences in MICRO_SEQUENCES:
             rounds = max(1, math.ceil(samples / (sequences * dp_max)))
-            if not _fits(ctx, shape, rounds, recompute):
+            way = _Way(task=task, rounds=rounds, recompute=recompute)
+            if not _fits(ctx, shape, way, resident):
                 break
-            cost = _timed(ctx, shape, skew, rounds, recompute)
+            cost = _timed(ctx, shape, skew, way)
             if best is None or cost.train_s < best.train_s:
                 best = cost
             if rounds == 1:
@@ -156,47 +218,50 @@ def train_cost(ctx: Context, shape: TrainerShape, skew: Sequence[float]) -> Trai
     return best
 
 
-def _fits(ctx: Context, shape: TrainerShape, rounds: int, recompute: bool) -> bool:
+def _fits(ctx: Context, shape: TrainerShape, way: _Way, resident: Sequence[float]) -> bool:
     n = len(shape.stages)
     for i, stage in enumerate(shape.stages):
-        needed = stage_bytes(
+        working = task_working_bytes(
             ctx,
+            way.task,
             layers=stage.layers,
             tp=stage.tp,
-            dp=stage.dp,
-            first=i == 0,
             last=i == n - 1,
-            in_flight=min(rounds, n - i),
-            tokens=max(ctx.m.longest, ctx.batch_tokens / (rounds * stage.dp)),
-            recompute=recompute,
+            in_flight=min(way.rounds, n - i),
+            tokens=max(ctx.m.longest, ctx.batch_tokens / (way.rounds * stage.dp)),
+            recompute=way.recompute,
         )
-        if not stage_fits(ctx, stage.kind, needed):
+        if not stage_fits(ctx, stage.kind, resident[i] + stage.beside_bytes + working):
             return False
     return True
 
 
-def _timed(ctx: Context, shape: TrainerShape, skew: Sequence[float], rounds: int, recompute: bool) -> TrainerCost:
+def _timed(ctx: Context, shape: TrainerShape, skew: Sequence[float], way: _Way) -> TrainerCost:
+    task, rounds, recompute = way.task, way.rounds, way.recompute
     n, share = len(shape.stages), 1 / rounds
+    trains = task in TRAINING
     times: list[float] = []
     sync = update = 0.0
     for i, stage in enumerate(shape.stages):
         kind, last = ctx.kind(stage.kind), i == n - 1
-        busy = stage.layers * layer_s(ctx, stage, share=share, recompute=recompute)
-        busy = (busy + (head_s(ctx, stage, share=share) if last else 0.0)) * skew[i]
-        busy = max(busy, passes(ctx.workload, recompute)[0] * stage.layers * kind.launch_s)
-        params = stage_params(ctx.model, stage.layers, first=i == 0, last=last)
+        busy = stage.layers * layer_s(ctx, stage, share=share, recompute=recompute, task=task)
+        busy = (busy + (head_s(ctx, stage, share=share, task=task) if last else 0.0)) * skew[i]
+        busy = max(busy, passes(ctx.workload, recompute, task)[0] * stage.layers * kind.launch_s)
+        params = stage_params(ctx.model, stage.layers, first=i == 0, last=last and task != "critic_training")
         size = params * ctx.model.dtype_bytes
         shards = stage.tp
         if ctx.trainer == "fsdp":
             gather = spread_collective_s(stage.spread, size, dp=stage.dp, tp=stage.tp, passes=1, a=ctx.a)
-            busy = max(busy, 3 * gather)  # all-gather twice and reduce-scatter, prefetched behind compute
+            # All-gather for every pass over the layers, and reduce-scatter; prefetched behind compute.
+            busy = max(busy, (3 if trains else 1) * gather)
             shards *= stage.dp
-        else:
+        elif trains:
             sync = max(sync, spread_collective_s(stage.spread, size, dp=stage.dp, tp=stage.tp, passes=2, a=ctx.a))
-        moved = 2 * params * state_bytes_per_param(ctx.model) / shards
-        update = max(update, moved / hbm_rate(ctx, kind))
+        if trains:
+            moved = 2 * params * state_bytes_per_param(ctx.model) / shards
+            update = max(update, moved / hbm_rate(ctx, kind))
         times.append(busy)
-    borders = [crossing_s(ctx, link, share=share) for link in shape.links]
+    borders = [crossing_s(ctx, link, share=share, task=task) for link in shape.links]
     waits = [sum(borders[max(0, i - 1) : i + 1]) for i in range(n)]
     slowest = max(range(n), key=lambda i: times[i] + waits[i])
     # Bubbles: the other stages once, and the crossings the slowest stage does not take part in.

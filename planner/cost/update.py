@@ -8,7 +8,8 @@ def update_s(ctx: Context, kind_name: str, link: Link) -> float:
     """Seconds from published weights to a replica that runs on them, over its slowest hop.
 
     A relay tree or pipelined broadcast takes as long as its slowest link, whatever the number of replicas. Plain
-    bytes / bandwidth is 4-6 times too fast against published figures, so the efficiency is a calibrated one.
+    bytes / bandwidth is 4-6 times too fast against published figures, so the efficiency is a calibrated one. `link` comes from
+    `planner.cost.network`, where all streams of a link count as one; `planner.cost.routes` says which hop is the slowest.
     """
     kind, a = ctx.kind(kind_name), ctx.a
     local = kind.paced or kind.name == "host-cpu"

@@ -1,7 +1,7 @@
 """The oracle for tiny clusters: every valid plan, told valid by the judge alone, scored by the cost model.
 
 It shares nothing with the other schedulers but the cost model and the definition of the plan space (shapes, layer split): roles are given
-device by device, trainers are enumerated over ordered selections of devices, replicas over set partitions. Relabelled
+device by device, groups of tasks are enumerated over ordered selections of devices, replicas over set partitions. Relabelled
 copies of a plan are scored once. Concurrency is chosen by the cost model.
 """
 
@@ -13,9 +13,10 @@ from planner.columns import Columns
 from planner.cost.decode import ReplicaShape
 from planner.errors import InvalidInput
 from planner.judge import violations
-from planner.plan import Placement, Plan, Stage
+from planner.plan import Placement, Plan, Stage, Task
 from planner.search import Search
 from planner.space import TP_DEGREES, BlockShape, device_classes, replica_shapes, role_limits
+from planner.workflow import TRAINING, groupings, side_tasks
 
 MAX_DEVICES = 7
 
@@ -34,24 +35,42 @@ def exhaustive(search: Search) -> None:
     seen: set[Signature] = set()
     classes = device_classes(problem)
     shapes = {k: replica_shapes(search.cost, classes, k) for k in {d.kind for d in devices}}
-    for train in _trainers(search, devices):
-        rest = [d for d in devices if d.id not in train.devices]
-        for rollouts in _replica_sets(shapes, rest):
+    shared = problem.capabilities.colocate and problem.workload.synchronous
+    for sides in _sides(search, devices, len(devices) if shared else len(devices) - 1):
+        used = set() if shared else {d for s in sides for d in s.devices}
+        for rollouts in _replica_sets(shapes, [d for d in devices if d.id not in used]):
             if search.halted():
                 return
-            signature = _signature(train, rollouts, devices, search)
+            signature = _signature(sides, rollouts, devices, search)
             if signature in seen:
                 continue
             seen.add(signature)
-            plan = Plan(placements=(train, *rollouts))
+            plan = Plan(placements=(*sides, *rollouts))
             if not violations(plan, problem):
                 search.offer(plan)
 
 
-def _trainers(search: Search, devices: list[Device]) -> Iterator[Placement]:
-    caps = search.problem.capabilities
-    limit = min(len(devices) - 1, caps.train_max_devices or len(devices))
+def _sides(search: Search, devices: list[Device], most: int) -> Iterator[tuple[Placement, ...]]:
+    """Every way to run all tasks but generation on at most `most` devices."""
+    tasks = side_tasks(search.problem.workload)
     columns = Columns(search.cost)
+
+    def go(groups: tuple[tuple[Task, ...], ...], left: list[Device], most: int) -> Iterator[tuple[Placement, ...]]:
+        if not groups:
+            yield ()
+            return
+        for first in _trainers(columns, left, groups[0], most - len(groups) + 1):
+            rest = [d for d in left if d.id not in first.devices]
+            for others in go(groups[1:], rest, most - len(first.devices)):
+                yield (first, *others)
+
+    for groups in groupings(tasks, search.problem.capabilities.task_groups):
+        yield from go(groups, devices, most)
+
+
+def _trainers(columns: Columns, devices: list[Device], tasks: tuple[Task, ...], most: int) -> Iterator[Placement]:
+    caps = columns.cost.problem.capabilities
+    limit = min(most, caps.train_max_devices or most)
     for size in range(1, limit + 1):
         for chosen in itertools.combinations(devices, size):
             kinds = list(dict.fromkeys(d.kind for d in chosen))
@@ -60,7 +79,7 @@ def _trainers(search: Search, devices: list[Device]) -> Iterator[Placement]:
             for order in itertools.permutations(kinds):
                 groups = [[d for d in chosen if d.kind == k] for k in order]
                 for blocks in itertools.product(*(_blocks(k, len(g)) for k, g in zip(order, groups, strict=True))):
-                    yield from _arranged(columns, blocks, groups)
+                    yield from _arranged(columns, blocks, groups, tasks)
 
 
 def _blocks(kind: str, devices: int) -> Iterator[BlockShape]:
@@ -70,8 +89,10 @@ def _blocks(kind: str, devices: int) -> Iterator[BlockShape]:
                 yield BlockShape(kind=kind, tp=tp, dp=devices // (tp * pp), pp=pp)
 
 
-def _arranged(columns: Columns, blocks: tuple[BlockShape, ...], groups: list[list[Device]]) -> Iterator[Placement]:
-    layers = columns.split(blocks)
+def _arranged(
+    columns: Columns, blocks: tuple[BlockShape, ...], groups: list[list[Device]], tasks: tuple[Task, ...]
+) -> Iterator[Placement]:
+    layers = columns.split(blocks, tasks)
     if layers is None:
         return
     for orders in itertools.product(*(_orders(g) for g in groups)):
@@ -89,12 +110,13 @@ def _arranged(columns: Columns, blocks: tuple[BlockShape, ...], groups: list[lis
                     )
                 )
         yield Placement(
-            role="train",
+            role="train" if set(tasks) & set(TRAINING) else "score",
             kind="+".join(b.kind for b in blocks),
             devices=tuple(d for s in stages for d in s.devices),
             tp=stages[0].tp,
             dp=stages[0].dp,
             pp=len(stages),
+            tasks=tasks,
             stages=tuple(stages),
         )
 
@@ -129,10 +151,18 @@ def _replica_sets(
                 yield (replica, *more)
 
 
-def _signature(train: Placement, rollouts: tuple[Placement, ...], devices: list[Device], search: Search) -> Signature:
+def _signature(
+    sides: tuple[Placement, ...], rollouts: tuple[Placement, ...], devices: list[Device], search: Search
+) -> Signature:
     """What a plan's score depends on, device ids apart; overridden devices keep their ids."""
     limits = role_limits(search.problem.overrides)
     names = {d.id: (d.node, d.kind, d.region, d.id if d.id in limits else "") for d in devices}
-    stages = tuple((s.kind, s.dp, s.tp, s.layers, tuple(names[d] for d in s.devices)) for s in train.stages)
-    replicas = sorted((r.tp, r.pp, tuple(sorted(names[d] for d in r.devices))) for r in rollouts)
+    stages = tuple(
+        (p.tasks, tuple((s.kind, s.dp, s.tp, s.layers, tuple(names[d] for d in s.devices)) for s in p.stages))
+        for p in sides
+    )
+    beside = {
+        d: i for i, p in enumerate(sides) for d in p.devices
+    }  # where replicas share devices, it matters with whom
+    replicas = sorted((r.tp, r.pp, tuple(sorted((*names[d], beside.get(d, -1)) for d in r.devices))) for r in rollouts)
     return (stages, tuple(replicas))

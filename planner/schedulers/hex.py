@@ -10,18 +10,20 @@ is tried in a few layouts only and patience ends the search too: what is proven 
 import itertools
 from collections.abc import Iterator, Sequence
 
-from planner.columns import Columns
 from planner.judge import violations
 from planner.placing import materialise
-from planner.scan import Scan
+from planner.scan import Cell, Scan, scan_of
 from planner.schedulers.areal_hex.rollout import best_rollout
-from planner.schedulers.areal_hex.training import best_trainer
+from planner.schedulers.areal_hex.training import Trainer, best_trainer
+from planner.schedulers.layouts import LaidOut, laid_out
 from planner.search import Search
-from planner.space import DeviceClass, device_classes
+from planner.space import DeviceClass
 
 _SMALL = 8  # devices
 _LAYOUTS, _LARGE_LAYOUTS = 48, 4  # ways to lay out a cell that are tried, on small fleets and on larger ones
+_LARGE = 64  # devices from which only the layouts of `schedulers.layouts` are tried
 _PATIENCE = 32  # cells without a better plan that end the search on a large fleet
+_STEPS = 200  # looks at the scan's frontier that a large fleet gets
 _TIE = 1e-9
 
 
@@ -30,32 +32,55 @@ def hex_scheduler(search: Search) -> None:
     force = search.problem.in_force
     if force is not None and not violations(force, search.problem):
         search.offer(force)
-    classes = device_classes(search.problem)
-    scan = Scan(search.cost, classes)
+    scan = scan_of(search.cost)
+    classes = scan.classes
+    devices = sum(c.size for c in classes)
     tried: set[tuple[int, ...]] = set()
     fruitless = 0
 
     def to_beat_s() -> float:
+        if search.halted():
+            return float("-inf")
         return float("inf") if search.best is None else search.best.prediction.step_s * (1 - _TIE)
 
-    for _, cell in scan.ascending(to_beat_s):
+    def cells() -> Iterator[Cell]:
+        # Where the order cannot be proven in time, what is likely comes next.
+        steps = _STEPS if devices > _LARGE else None
+        yield from (cell for _, cell in scan.ascending(to_beat_s, steps=steps))
+        if scan.lowest_s() < to_beat_s():
+            yield from scan.likely(_PATIENCE)
+
+    for cell in cells():
         best = search.best
         if best is not None and fruitless >= _PATIENCE:
             return
-        used = dict(zip(scan.kinds, cell.used, strict=True))
-        for counts in layouts(classes, used):
-            if search.halted():
-                return
-            if counts not in tried:
-                tried.add(counts)
-                _plan(search, scan.columns, classes, counts)
-        fruitless = 0 if search.best is not best else fruitless + 1
+        if devices > _SMALL:
+            _plan_cell(search, scan, cell)
+        if devices <= _LARGE:
+            for counts in layouts(classes, dict(zip(scan.kinds, cell.used, strict=True))):
+                if search.halted():
+                    return
+                if counts not in tried:
+                    tried.add(counts)
+                    trainer = best_trainer(scan.columns, classes, counts, exactly=True)
+                    if trainer is not None:
+                        _plan(search, classes, trainer)
+        fruitless = 0 if search.best is not best or devices <= _SMALL else fruitless + 1
 
 
-def _plan(search: Search, columns: Columns, classes: Sequence[DeviceClass], counts: Sequence[int]) -> None:
-    """The fastest trainer on those devices, the best replicas on the others."""
-    trainer = best_trainer(columns, classes, counts, exactly=True)
-    if trainer is None:
+def _plan_cell(search: Search, scan: Scan, cell: Cell) -> None:
+    """The trainer of a cell in the layouts that suit large fleets."""
+    regions = [r for site in cell.sites for r in site]
+    for trainer in laid_out(scan.columns, scan.classes, cell.blocks, regions)[:_LARGE_LAYOUTS]:
+        if search.halted():
+            return
+        _plan(search, scan.classes, trainer)
+
+
+def _plan(search: Search, classes: Sequence[DeviceClass], trainer: Trainer | LaidOut) -> None:
+    """The best replicas on the devices a trainer leaves."""
+    best = search.best
+    if best is not None and trainer.cost.train_s > best.prediction.step_s * (1 + _TIE):
         return
     rollout = best_rollout(
         search.cost,
@@ -65,8 +90,10 @@ def _plan(search: Search, columns: Columns, classes: Sequence[DeviceClass], coun
         train_s=trainer.cost.train_s,
         mip_seconds=search.budget.mip_seconds,
     )
-    if rollout is not None:
-        search.offer(materialise(classes, trainer.stages, rollout.replicas, search.problem.in_force))
+    if rollout is None or (best is not None and rollout.period_s > best.prediction.step_s * (1 + _TIE)):
+        search.evaluations += 1
+        return
+    search.offer(materialise(classes, trainer.stages, rollout.replicas, search.problem.in_force))
 
 
 def layouts(classes: Sequence[DeviceClass], used: dict[str, int]) -> Iterator[tuple[int, ...]]:

@@ -8,6 +8,7 @@ from planner.cluster import Cluster, Device, DeviceKind, Link
 from planner.record import record, replace
 from runtime.backends.gpu_kinds import HOST, gpu_kind, host_kind
 from runtime.backends.ray.locks import owner
+from runtime.config.problem import cluster_from_config, link_from
 from runtime.config.schema import Config
 from runtime.errors import FleetError, RunError
 from runtime.telemetry.client import report_once
@@ -132,8 +133,6 @@ def free_cards(
 
 
 def _declared(config: Config) -> Discovery:
-    from runtime.config.problem import cluster_from_config
-
     cluster = cluster_from_config(config)
     paced = [cluster.kinds[d.kind].paced for d in cluster.devices]
     label: Label = "paced" if all(paced) else "mixed" if any(paced) else "cpu"
@@ -157,10 +156,7 @@ def _cluster(config: Config, gpus: Sequence[GpuReading], cpus: int = 0) -> Clust
         kinds[HOST] = host_kind(config)
     devices += [Device(id=f"cpu-n0-{i}", kind=HOST, node="n0", index=len(gpus) + i) for i in range(cpus)]
     fleet = config.fleet
-    same = Link(latency_s=fleet.same_kind.latency, bytes_per_s=fleet.same_kind.bandwidth) if fleet.same_kind else _LINK
-    cross = (
-        Link(latency_s=fleet.cross_kind.latency, bytes_per_s=fleet.cross_kind.bandwidth) if fleet.cross_kind else _LINK
-    )
+    same, cross = link_from(fleet.same_kind, default=_LINK), link_from(fleet.cross_kind, default=_LINK)
     return Cluster(kinds=_priced(kinds, fleet.prices), devices=tuple(devices), same_kind=same, cross_kind=cross)
 
 

@@ -92,7 +92,8 @@ def _hash(config: Config) -> str:
 
 
 def need_runnable(loaded: LoadedConfig) -> None:
-    """ConfigError when the configuration can be planned and not run: no task, shapes without weights, a declared fleet."""
+    """ConfigError when the configuration can be planned and not run: no task, shapes without weights, a declared fleet, or
+    an algorithm that only the planner knows."""
     config, wanting = loaded.config, []
     if config.task is None:
         wanting.append("a [task] table")
@@ -100,6 +101,10 @@ def need_runnable(loaded: LoadedConfig) -> None:
         wanting.append('model.source = "seeded" or "pretrained"')
     if config.fleet.source == "declared":
         wanting.append("a fleet.source whose devices exist")
+    runs = {"name": "grpo", "reference_model": False, "reward_model": False, "update_mode": "rolling"}
+    for key, value in {**runs, "kv_on_update": "recompute"}.items():
+        if getattr(config.algorithm, key) != value:
+            wanting.append(f"algorithm.{key} = {json.dumps(value)}")
     if wanting:
         raise ConfigError(
             "this configuration is for planning only",

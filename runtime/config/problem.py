@@ -1,5 +1,8 @@
 """From a configuration to the planner's problem. Pure: the pacing file is never read here, it belongs to the devices."""
 
+import difflib
+from collections.abc import Collection, Mapping
+
 from planner.catalogue import CATALOGUE
 from planner.cluster import Cluster, Device, DeviceKind, Link
 from planner.model import ModelSpec
@@ -8,11 +11,13 @@ from planner.plan import Plan
 from planner.problem import Capabilities, Problem
 from planner.record import replace
 from planner.workload import Lengths, Workload
-from runtime.config.schema import Config, DeviceSection, KindSection, LinkSection
+from runtime.config.schema import Config, DeviceSection, FarLinkSection, KindSection, LinkSection, RegionsSection
 from runtime.errors import ConfigError
 
 # Assumption where the file names no link: 100 Gbit/s Ethernet between machines.
 DEFAULT_LINK = Link(latency_s=1e-4, bytes_per_s=1.25e10)
+# Assumption where it names none between regions: as far as across a continent or the Atlantic.
+DEFAULT_CROSS_REGION = Link(latency_s=0.03, bytes_per_s=6.25e8)
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
 
@@ -43,8 +48,11 @@ def cluster_from_config(config: Config) -> Cluster:
     return Cluster(
         kinds=kinds,
         devices=_devices(sections, fleet.source),
-        same_kind=_link(fleet.same_kind),
-        cross_kind=_link(fleet.cross_kind or fleet.same_kind),
+        same_kind=link_from(fleet.same_kind),
+        cross_kind=link_from(fleet.cross_kind or fleet.same_kind),
+        cross_region=link_from(fleet.cross_region, default=DEFAULT_CROSS_REGION),
+        regions=_regions(fleet.regions, {s.region for s in sections}),
+        intra_node_latency_s=fleet.intra_node_latency,
     )
 
 
@@ -82,8 +90,17 @@ def problem_from_config(
 
 
 def workload_from_config(config: Config) -> Workload:
-    """Batch, lengths and staleness bound. A mean above its maximum is a ConfigError."""
+    """Batch, lengths, models and staleness bound. A mean above its maximum, or PPO planned for what `hexctl up` can run,
+    is a ConfigError."""
     lengths, algorithm = config.lengths, config.algorithm
+    if algorithm.name == "ppo" and config.planner.capabilities == "runtime":
+        raise ConfigError(
+            "hexctl up runs grpo only",
+            where="algorithm.name",
+            got=algorithm.name,
+            expected="grpo",
+            hint='to plan ppo set planner.capabilities = "unrestricted"',
+        )
     response_max = lengths.response_max or config.sampling.max_new_tokens
     for name, mean, most in (
         ("prompt", lengths.prompt_mean, lengths.prompt_max),
@@ -105,6 +122,10 @@ def workload_from_config(config: Config) -> Workload:
         prompt=Lengths(mean_tokens=lengths.prompt_mean, max_tokens=lengths.prompt_max),
         response=Lengths(mean_tokens=lengths.response_mean, cv=lengths.response_cv, max_tokens=response_max),
         eta=algorithm.bound,
+        reference_model=algorithm.reference_model,
+        reward="model" if algorithm.reward_model else "rule",
+        kv_on_update=algorithm.kv_on_update,
+        update_mode=algorithm.update_mode,
         proximal_forward=algorithm.objective == "decoupled",
     )
 
@@ -146,8 +167,52 @@ def _declared(name: str, section: KindSection, *, paced: bool) -> DeviceKind:
     )
 
 
-def _link(section: LinkSection | None) -> Link:
-    return DEFAULT_LINK if section is None else Link(latency_s=section.latency, bytes_per_s=section.bandwidth)
+def link_from(section: LinkSection | None, *, default: Link = DEFAULT_LINK) -> Link:
+    """The planner's link (one way, SI) for a table of the file; `default` where there is none."""
+    if section is None:
+        return default
+    return Link(
+        latency_s=section.one_way_s,
+        bytes_per_s=section.bandwidth,
+        streams=section.streams,
+        egress_usd_per_gb=section.egress_usd_per_gb if isinstance(section, FarLinkSection) else 0.0,
+    )
+
+
+def _regions(sections: tuple[RegionsSection, ...], known: Collection[str]) -> Mapping[tuple[str, str], Link]:
+    """Links by sorted pair of regions; ConfigError for a region without devices and for a pair that is written twice."""
+    found: dict[tuple[str, str], Link] = {}
+    for number, section in enumerate(sections):
+        where, pair = f"fleet.regions.{number}.between", tuple(sorted(section.between))
+        a, b = pair
+        for name in section.between:
+            if name not in known:
+                close = difflib.get_close_matches(name, sorted(known), n=1)
+                raise ConfigError(
+                    "unknown region",
+                    where=where,
+                    got=name,
+                    expected=", ".join(sorted(known)),
+                    hint=f"did you mean {close[0]}?" if close else "a region is named by fleet.devices.region",
+                )
+        if a == b:
+            raise ConfigError(
+                "a region is paired with itself",
+                where=where,
+                got=a,
+                expected="two regions",
+                hint="fleet.same_kind and fleet.cross_kind are the links inside a region",
+            )
+        if (a, b) in found:
+            raise ConfigError(
+                "the same pair of regions twice",
+                where=where,
+                got=" and ".join(section.between),
+                expected="each pair once",
+                hint="one table serves both directions",
+            )
+        found[(a, b)] = link_from(section)
+    return found
 
 
 def _devices(sections: tuple[DeviceSection, ...], source: str) -> tuple[Device, ...]:

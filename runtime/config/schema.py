@@ -5,7 +5,7 @@ Pure: importing this module needs neither torch nor ray. Paths are relative to t
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -83,7 +83,7 @@ class TaskSection(Section):
 
 
 class AlgorithmSection(Section):
-    name: Literal["grpo"] = "grpo"
+    name: Literal["grpo", "ppo"] = Field("grpo", description="ppo: for planning only")
     mode: Literal["async", "sync"] = Field("async", description="sync is eta = 0")
     eta: int = Field(4, ge=0, le=64, description="staleness bound in optimiser steps")
     stale_policy: Literal["mask", "wait", "drop"] = Field(
@@ -93,6 +93,14 @@ class AlgorithmSection(Section):
     responses_per_prompt: int = Field(8, ge=2)
     objective: Literal["decoupled", "ppo"] = Field(
         "decoupled", description="decoupled: clip around the proximal policy, weight by proximal/behaviour"
+    )
+    reference_model: bool = Field(False, description="for planning only: one more forward pass, of a fixed reference")
+    reward_model: bool = Field(False, description="for planning only: a model rewards, not a rule")
+    update_mode: Literal["rolling", "pause", "overlapped"] = Field(
+        "rolling", description="who waits for new weights: the replica, everybody, nobody; a run is rolling"
+    )
+    kv_on_update: Literal["recompute", "keep"] = Field(
+        "recompute", description="what new weights do to the KV cache of running samples; a run recomputes"
     )
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.0, ge=0)
@@ -162,8 +170,43 @@ class DeviceSection(Section):
 
 
 class LinkSection(Section):
-    latency: Seconds = Field(1e-5, validate_default=True)
-    bandwidth: BytesPerS
+    """A class of links. Latency is written one way or as a round trip, whichever was measured."""
+
+    latency: Seconds | None = Field(None, description="one way; default inside a region: 10 us")
+    round_trip: Seconds | None = Field(None, description="instead of latency: there and back, as ping prints it")
+    bandwidth: BytesPerS = Field(description="one way, of one stream")
+    streams: int = Field(1, ge=1, le=1024, description="parallel streams a transfer may use, at that bandwidth each")
+
+    @model_validator(mode="after")
+    def _one_latency(self) -> Self:
+        if self.latency is not None and self.round_trip is not None:
+            raise ValueError("latency and round_trip are both given; write one (a round trip is twice the latency)")
+        return self
+
+    @property
+    def one_way_s(self) -> float:
+        """Latency one way in seconds."""
+        if self.round_trip is not None:
+            return self.round_trip / 2
+        return 1e-5 if self.latency is None else self.latency
+
+
+class FarLinkSection(LinkSection):
+    """Links between two regions, the same in both directions. There is no usual distance: the latency must be given."""
+
+    egress_usd_per_gb: Price = Field(0.0, description="billed for each decimal gigabyte that leaves a region over it")
+
+    @model_validator(mode="after")
+    def _measured(self) -> Self:
+        if self.latency is None and self.round_trip is None:
+            raise ValueError("latency or round_trip is needed between regions")
+        return self
+
+
+class RegionsSection(FarLinkSection):
+    """The link of one pair of regions."""
+
+    between: tuple[str, str] = Field(description='two regions, as fleet.devices names them: ["us-east", "eu-west"]')
 
 
 class FleetSection(Section):
@@ -174,8 +217,17 @@ class FleetSection(Section):
     kinds: dict[str, KindSection] = {}
     prices: dict[str, Price] = Field({}, description="USD per hour by kind, over the catalogue's")
     pacing: Path | None = Field(None, description="paced: file with the declared speeds, read by the devices only")
-    same_kind: LinkSection | None = None
-    cross_kind: LinkSection | None = None
+    intra_node_latency: Seconds = Field(1e-5, validate_default=True, description="one way, inside a machine")
+    same_kind: LinkSection | None = Field(
+        None, description="between machines with one kind, in a region; default: 100 Gbit/s, 100 us"
+    )
+    cross_kind: LinkSection | None = Field(
+        None, description="between machines of different kinds, in a region; default: same_kind"
+    )
+    cross_region: FarLinkSection | None = Field(
+        None, description="between regions that `regions` does not pair; default: 5 Gbit/s, 30 ms one way"
+    )
+    regions: tuple[RegionsSection, ...] = Field((), description="the link of each pair of regions, for both directions")
 
     @model_validator(mode="after")
     def _complete(self) -> "FleetSection":

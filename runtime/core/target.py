@@ -25,7 +25,11 @@ def wishes(state: ClusterState) -> tuple[Wish, ...]:
         return ()
     kept = [p for p in state.plan.plan.placements if not _forbidden(state, p)]
     ordered = sorted(kept, key=lambda p: (p.role != "train", -(p.rate_tokens_per_s or 0.0), p.devices))
-    return tuple(Wish(role=p.role, devices=p.devices) for p in ordered)
+    out = []
+    for p in ordered:
+        assert p.role != "score", "the runtime's capabilities leave all scoring to the trainer"
+        out.append(Wish(role=p.role, devices=p.devices))
+    return tuple(out)
 
 
 def _forbidden(state: ClusterState, placement: Placement) -> bool:

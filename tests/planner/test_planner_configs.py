@@ -1,12 +1,13 @@
 """From configuration to problem, and the shipped planning examples."""
 
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planner import CATALOGUE, Capabilities, Feasible, Problem, device_kind, solve, violations
+from planner import CATALOGUE, Budget, Capabilities, Feasible, Problem, device_kind, solve, violations
 from planner.errors import UnknownName
 from planner.model import load_model_spec
 from planner.override import Override
@@ -175,3 +176,102 @@ def test_the_local_fleet_is_planned_exactly() -> None:
     assert found.bound_scope.startswith("exact")
     assert kinds_of(p, found)[0] == {"fast"}
     assert 0.1 < found.prediction.step_s < 5
+
+
+HETRL = {"A100-40": 24, "L40S": 24, "L4": 16}
+# What the file says, in figures: GPUs by kind, machines, regions.
+READY: dict[str, tuple[dict[str, int], int, int]] = {
+    "hetrl-s1": (HETRL, 8, 1),
+    "hetrl-s2": (HETRL, 8, 4),
+    "hetrl-s3": (HETRL, 8, 8),
+    "hetrl-s4": (HETRL, 8, 8),
+    "rtx4090-8": ({"RTX-4090": 8}, 1, 1),
+    "rtx3090-2-rtx4090-1": ({"RTX-3090": 2, "RTX-4090": 1}, 1, 1),
+    "a100-4-l40s-8": ({"A100-80": 4, "L40S": 8}, 2, 1),
+    "h100-8-l4-8": ({"H100": 8, "L4": 8}, 9, 1),
+    "h100-7": ({"H100": 7}, 1, 1),
+    "h800-8-h20-16": ({"H800": 8, "H20": 16}, 3, 1),
+    "spot-a10g-l4-t4": ({"A10G": 4, "L4": 4, "T4": 4}, 12, 2),
+    "a100-16-v100-8": ({"A100-40": 16, "V100-16": 8}, 3, 1),
+    "h100-8-a100-8-two-regions": ({"H100": 8, "A100-80": 8}, 2, 2),
+    "rtx-pro-6000-4-rtx4090-8": ({"RTX-PRO-6000": 4, "RTX-4090": 8}, 2, 1),
+    "laptop": ({"host-cpu": 2}, 1, 1),
+    "h100-64-h20-64": ({"H100": 64, "H20": 64}, 16, 1),
+}
+SLOW = {"hetrl-s1", "h100-64-h20-64"}  # half a minute each on two busy cores
+
+
+@pytest.mark.parametrize("name", READY)
+def test_a_ready_file_says_what_its_name_says(name: str) -> None:
+    p = shipped(f"{name}.toml")
+    kinds, machines, regions = READY[name]
+    assert Counter(d.kind for d in p.cluster.devices) == kinds
+    assert len({d.node for d in p.cluster.devices}) == machines
+    assert len({d.region for d in p.cluster.devices}) == regions
+    assert len(p.cluster.regions) == regions * (regions - 1) // 2, "every pair of regions is linked"
+    text = (CONFIGS / f"{name}.toml").read_text()
+    assert f"configs/{name}.toml" in text
+    assert "assum" in text.lower(), "what is assumed is said"
+
+
+@pytest.mark.parametrize("scheduler", ["hex", "areal-hex"])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.accept if n in SLOW else ()) for n in READY])
+def test_a_ready_file_plans(name: str, scheduler: str) -> None:
+    p = shipped(f"{name}.toml")
+    found = solve(p, scheduler=scheduler, budget=Budget(evaluations=20))
+    assert isinstance(found, Feasible)
+    assert violations(found.plan, p) == ()
+    assert found.prediction.tokens_per_s <= found.bound_tokens_per_s * (1 + 1e-9)
+
+
+def test_two_regions_share_a_run_where_steps_are_long_enough_for_the_weights_to_cross() -> None:
+    p = shipped("h100-8-a100-8-two-regions.toml")
+    found = solve(p)
+    assert isinstance(found, Feasible)
+    regions = {p.cluster.device(d).region for r in found.plan.rollouts for d in r.devices}
+    assert regions == {"virginia", "ireland"}
+    link = p.cluster.regions[("ireland", "virginia")]
+    assert (link.streams, link.latency_s) == (4, pytest.approx(0.0849 / 2, rel=1e-3))
+
+
+def test_hetrl_measured_links_are_not_clamped_to_the_papers_range() -> None:
+    far = shipped("hetrl-s4.toml").cluster.regions
+    assert far[("california", "stockholm")].latency_s == pytest.approx(0.174478 / 2)
+    assert far[("london", "virginia")].bytes_per_s == pytest.approx(4.226e9 / 8)
+
+
+PUBLISHED = {
+    "qwen2.5-0.5b": 494_032_768, "qwen2.5-3b": 3_085_938_688, "qwen2.5-7b": 7_615_616_512, "qwen3-0.6b": 596_049_920,
+    "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264,
+    "smollm2-135m": 134_515_008,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_shapes_have_the_published_number_of_parameters(name: str) -> None:
+    assert load_model_spec(CONFIGS / "models" / f"{name}.json").params == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "markets").glob("*.toml")), ids=lambda p: p.stem)
+def test_a_market_file_rents_what_the_catalogue_knows(path: Path) -> None:
+    tree = tomllib.loads(path.read_text())
+    assert tree.keys() <= {"market", "instances", "egress"}
+    assert tree["market"].keys() == {"name", "source", "as_of"}
+    needed = {"name", "region", "kind", "gpus", "price_usd_per_h"}
+    for row in tree["instances"]:
+        assert needed <= row.keys() <= needed | {"spot_usd_per_h", "available", "node_memory"}
+        assert row["kind"] in CATALOGUE
+        assert row["price_usd_per_h"] > 0
+        assert 0 < row.get("spot_usd_per_h", row["price_usd_per_h"]) <= row["price_usd_per_h"]
+        assert row["gpus"] >= 1
+    places = [(row["name"], row["region"]) for row in tree["instances"]]
+    assert len(set(places)) == len(places)
+    pairs = [(row["from"], row["to"]) for row in tree.get("egress", [])]
+    assert len(set(pairs)) == len(pairs)
+    assert {r for pair in pairs for r in pair} <= {region for _, region in places}
+
+
+def test_the_papers_market_has_the_papers_prices() -> None:
+    tree = tomllib.loads((CONFIGS / "markets" / "areal-hex.toml").read_text())
+    rates = {row["kind"]: row["price_usd_per_h"] / row["gpus"] for row in tree["instances"]}
+    assert rates == {"H800": pytest.approx(5.28), "H20": pytest.approx(1.85)}

@@ -220,7 +220,10 @@ def test_training_time_is_flops_over_peak_when_nothing_else_binds() -> None:
 def test_recomputation_costs_one_more_pass_over_the_layers() -> None:
     assert passes(workload(), False) == (3, 3)
     assert passes(workload(), True) == (4, 3)
-    assert passes(workload(proximal_forward=True, reference_model=True), True) == (6, 5)
+    assert passes(workload(proximal_forward=True), True) == (5, 4)
+    assert passes(workload(proximal_forward=True), True, "critic_training") == (4, 0)
+    assert passes(workload(), False, "reference") == (1, 1)
+    assert passes(workload(), False, "reward") == (1, 0)
 
 
 def test_a_pipeline_over_a_slow_link_pays_for_activations_and_bubbles() -> None:

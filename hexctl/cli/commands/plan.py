@@ -8,11 +8,13 @@ from typing import Any
 import click
 
 from hexctl.cli.commands import plan_market
+from hexctl.cli.commands.plan_export import answer_exported
 from hexctl.cli.exits import Exit, Progress, error
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, load, output_option, seconds, set_option, stdout_kept_pure
 from hexctl.cli.render.plan import comparison_text, infeasible_text, plan_document, plan_text
 from hexctl.cli.stopping import stop_after
+from planner.export import EXPORTERS
 from planner.problem import Budget, Problem
 from planner.solution import Feasible, Infeasible, Solution
 
@@ -34,6 +36,12 @@ from planner.solution import Feasible, Infeasible, Solution
     "--evaluations", type=click.IntRange(min=1), help="Plans to judge at most: the same number gives the same plan."
 )
 @plan_market.money_options
+@click.option(
+    "--export",
+    "target",
+    type=click.Choice(list(EXPORTERS)),
+    help="Answer with the settings that launch the plan there; what they cannot say comes as notes.",
+)
 @set_option
 @output_option
 def plan(
@@ -43,17 +51,20 @@ def plan(
     compare: str | None,
     solve_time: str | None,
     evaluations: int | None,
+    target: str | None,
     settings: tuple[str, ...],
     output: str,
     **asked: Any,
 ) -> int:
     if scheduler and compare:
         raise click.UsageError("--scheduler names one, --compare several: give one of the two")
+    if target and compare:
+        raise click.UsageError("--export takes one plan, --compare makes several: give one of the two")
     loaded = load(config, settings)
     limit_s = seconds(solve_time, where="--solve-time") if solve_time else loaded.config.planner.solve_time
     if plan_market.wanted(asked):
-        if compare or evaluations:
-            raise click.UsageError("--compare and --evaluations are about one fleet: leave them out here")
+        if compare or evaluations or target:
+            raise click.UsageError("--compare, --evaluations and --export are about one fleet: leave them out here")
         limit_s = limit_s if solve_time else max(limit_s, plan_market.LEAST_TIME_S)
         problem = problem_of(loaded.config)
         return plan_market.run(
@@ -73,6 +84,8 @@ def plan(
             answer(output, document, "")
         error(infeasible_text(solution), hint="change one of them in the configuration, or --set it to try")
         return Exit.INFEASIBLE
+    if target:
+        return answer_exported(output, target, solution, problem)
     answer(output, document, plan_text(solution, solve_s))
     return Exit.FINE
 

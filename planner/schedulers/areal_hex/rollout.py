@@ -4,6 +4,9 @@ Columns are configurations psi = (devices, TP, PP, rate h); y_psi replicas of ea
 As published it is bilinear (x len <= Theta y h); at a fixed period it is linear: maximise the samples generated in the
 period. The period is then lowered to the root of the plan found, until no plan does more just below it (Dinkelbach's iteration; the
 work a plan does never falls with the period, so that is the optimum).
+
+Replicas inside machines share nothing but their machine, so each type of machine is a knapsack of its own, solved by
+a table over its devices; the MILP is for replicas that span machines.
 """
 
 from collections.abc import Sequence
@@ -16,8 +19,9 @@ from planner.cost.decode import ReplicaShape
 from planner.cost.model import CostModel
 from planner.cost.network import Place, best_link
 from planner.cost.step import Group, Offer, solve_period
+from planner.knapsack import fill
 from planner.placing import ReplicaLayout
-from planner.record import record
+from planner.record import record, replace
 from planner.space import DeviceClass, replica_shapes
 
 _ROUNDS = 12
@@ -49,6 +53,7 @@ class Rollout:
     """The replicas chosen."""
 
     replicas: tuple[ReplicaLayout, ...]
+    period_s: float
 
 
 def best_rollout(
@@ -71,7 +76,7 @@ def best_rollout(
         # Just below the period: there only a plan that is truly faster does the work. At the period itself another may
         # give more because it has just become admissible.
         values = [_value(cost, c, period * _BELOW, train_s) for c in columns]
-        chosen = _milp(types, columns, values, cost.rules.work_tokens, mip_seconds)
+        chosen = _chosen(types, columns, values, mip_seconds)
         if chosen is None or not any(chosen):
             break
         parts = _groups(types, columns, chosen)
@@ -87,7 +92,7 @@ def best_rollout(
             break
     if best is None or not any(best):
         return None
-    return Rollout(replicas=_assign(types, columns, best, counts))
+    return Rollout(replicas=_assign(types, columns, best, counts), period_s=period)
 
 
 def _groups(types: list[_NodeType], columns: list[_Column], chosen: list[int]) -> list[tuple[int, Group]]:
@@ -105,10 +110,21 @@ def _groups(types: list[_NodeType], columns: list[_Column], chosen: list[int]) -
 def _types(
     cost: CostModel, classes: Sequence[DeviceClass], counts: Sequence[int], trainer: tuple[Place, ...]
 ) -> list[_NodeType]:
+    # A link depends on kinds and regions, and on whether the machine is the same: one place for each of the former will do.
+    some = tuple({(p.region, p.kind): p for p in trainer}.values())
+    beside: dict[str, list[Place]] = {}
+    for p in trainer:
+        beside.setdefault(p.node, []).append(p)
+    links: dict[tuple[Place, ...], Link] = {}
     found: dict[tuple[str, int, Link, int], list[int]] = {}
     for i, c in enumerate(classes):
         if counts[i] > 0:
-            link = best_link(cost.problem.cluster, trainer, (c.place,))
+            near = tuple(beside.get(c.place.node, ()))
+            # Places in no machine of the trainer look alike to it.
+            looks = c.place if near else replace(c.place, node="")
+            if (looks, *near) not in links:
+                links[looks, *near] = best_link(cost.problem.cluster, (*near, *some), (looks,))
+            link = links[looks, *near]
             alone = i if c.must_roll else -1
             found.setdefault((c.place.kind, counts[i], link, alone), []).append(i)
     return [
@@ -142,10 +158,26 @@ def _value(cost: CostModel, column: _Column, period: float, train_s: float) -> f
     return 0.0 if offer is None else cost.rules.given_tokens(offer, period, train_s)
 
 
-def _milp(
-    types: list[_NodeType], columns: list[_Column], values: list[float], work_tokens: float, mip_seconds: float
+def _chosen(
+    types: list[_NodeType], columns: list[_Column], values: list[float], mip_seconds: float
 ) -> list[int] | None:
-    """Replicas of each column that maximise the tokens given; None when the solver has no answer in time."""
+    """Replicas of each column that maximise the tokens given; None where pinned devices cannot all be used, or the solver
+    has no answer in time."""
+    if any(c.shape.pp > 1 for c in columns):
+        return _milp(types, columns, values, mip_seconds)
+    out = [0] * len(columns)
+    for t, node in enumerate(types):
+        mine = sorted((i for i, c in enumerate(columns) if c.types == (t,)), key=lambda i: columns[i].shape.tp)
+        one = fill([columns[i].shape.tp for i in mine], [values[i] for i in mine], node.size, node.must)
+        if one is None:
+            return None
+        for i, n in zip(mine, one, strict=True):
+            out[i] = n * len(node.classes)
+    return out
+
+
+def _milp(types: list[_NodeType], columns: list[_Column], values: list[float], mip_seconds: float) -> list[int] | None:
+    """`_chosen` where replicas span machines."""
     covered = [t for c in columns for t in c.types]
     if len(set(covered)) == len(covered):  # one configuration for each machine: nothing to choose
         return [sum(len(types[t].classes) * (types[t].size // c.shape.tp) for t in c.types) // c.shape.pp
@@ -192,12 +224,15 @@ def _assign(
     out: list[ReplicaLayout] = []
     for c, n in sorted(zip(columns, chosen, strict=True), key=lambda p: (-p[0].shape.tp, -p[0].shape.pp)):
         room = [i for t in c.types for i in types[t].classes]
+        at = 0  # machines before it have no room left for this shape
         for _ in range(n):
             chunks: list[int] = []
             for _ in range(c.shape.pp):
-                spot = next((i for i in room if left[i] >= c.shape.tp), None)
-                if spot is None:
+                while at < len(room) and left[room[at]] < c.shape.tp:
+                    at += 1
+                if at == len(room):
                     break
+                spot = room[at]
                 left[spot] -= c.shape.tp
                 chunks.append(spot)
             if len(chunks) == c.shape.pp:

@@ -1,0 +1,110 @@
+"""One trainer of given blocks in a given set of sites, costed as if it lay as well as it could."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from planner.cluster import Link
+from planner.columns import Columns
+from planner.cost.network import Spread, local_link, spread_collective_s
+from planner.cost.training import StageShape, TrainerShape, crossing_s
+from planner.lanes import Lanes
+from planner.pools import Pools, best_of
+from planner.record import replace
+from planner.space import BlockShape
+
+_EVERY = 32  # with more choices of a number of machines than this only the ends are tried
+
+
+class IdealTrainer:
+    """Seconds of trainers; not less than any layout takes that uses every site of the set."""
+
+    def __init__(self, columns: Columns, pools: Pools, lanes: Lanes) -> None:
+        self.columns, self.pools, self.lanes = columns, pools, lanes
+        self.cost = columns.cost
+        self.near = best_of([pools.cluster.same_kind, *pools.region_links])
+        self._links: dict[tuple[int, int, bool], Link] = {}
+        self._spreads: dict[tuple[int, int, int, int, Link], Spread] = {}
+
+    def seconds(self, sites: int, lanes: Sequence[int], blocks: Sequence[BlockShape]) -> float | None:
+        """The least seconds of a step; None where the blocks do not fit."""
+        layers = self.columns.split(blocks)
+        if layers is None:
+            return None
+        owner = [i for i, b in enumerate(blocks) for _ in range(b.pp)]
+        several = int(self.pools.size[sites]) > 1
+        stages = []
+        for n, i in zip(layers, owner, strict=True):
+            b, lane = blocks[i], lanes[i]
+            crosses = len(self.pools.sites) > 1 and b.dp > self.lanes.one_site[lane]
+            remote = self.lanes.widest(lane, b.dp) if crosses else self.near
+            spread = self._spread(lane, b, 1 + crosses, remote)
+            stages.append(StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=n, spread=spread))
+        kinds = [self.lanes.keys[lane][0] for lane in lanes]
+        links = tuple(self._link(kinds[i], kinds[j], several) for i, j in itertools.pairwise(owner))
+        shape = TrainerShape(stages=tuple(stages), links=links)
+        if not several:
+            return self._seconds(shape)
+        return min((s for s in self._crossings(sites, lanes, owner, shape) if s is not None), default=None)
+
+    def _seconds(self, shape: TrainerShape) -> float | None:
+        found = self.cost.trainer(shape)
+        return None if found is None else found.train_s
+
+    def _crossings(
+        self, sites: int, lanes: Sequence[int], owner: Sequence[int], shape: TrainerShape
+    ) -> Iterator[float | None]:
+        """The trainer with each of the ways to cross the bridge of its sites: in the smallest stage of a block, or at a
+        border. A trainer of one stage has all sites in it."""
+        pools, narrow, bridge = self.pools, self.pools.narrow[sites], self.pools.bridge[sites]
+        assert narrow is not None
+        assert bridge is not None
+        alone = len(shape.stages) == 1
+        for i in dict.fromkeys(owner):
+            if shape.stages[owner.index(i)].dp < 2:
+                continue
+            at = min((j for j, o in enumerate(owner) if o == i), key=lambda j: shape.stages[j].layers)
+            stage = shape.stages[at]
+            link = narrow if alone else bridge
+            b = BlockShape(kind=stage.kind, tp=stage.tp, dp=stage.dp, pp=1)
+            remote = stage.spread.remote
+            if remote is not None and remote.bytes_per_s < link.bytes_per_s:
+                link = replace(link, bytes_per_s=remote.bytes_per_s)
+            spread = self._spread(lanes[i], b, int(pools.size[sites]) if alone else 2, link)
+            stages = (*shape.stages[:at], replace(stage, spread=spread), *shape.stages[at + 1 :])
+            yield self._seconds(replace(shape, stages=stages))
+        if not alone:
+            inside = self._seconds(shape)
+            yield None if inside is None else max(inside, crossing_s(self.cost.context, bridge, share=1.0))
+
+    def _spread(self, lane: int, block: BlockShape, at_least: int, remote: Link) -> Spread:
+        """The number of machines with the shortest collective of one stage, from the fewest to one a worker."""
+        key = (lane, block.dp, at_least, block.tp, remote)
+        if key in self._spreads:
+            return self._spreads[key]
+        cluster = self.pools.cluster
+        local = local_link(cluster, cluster.kinds[block.kind])
+        kind = self.lanes.keys[lane][0]
+        holding = sum(n >= block.tp for at in self.pools.machines[kind] for n in at)
+        fewest = max(at_least, int(self.lanes.fewest[self.lanes.start[lane] + block.dp]))
+        most = max(fewest, min(block.dp, holding))
+        choices: Sequence[int] = range(fewest, most + 1)
+        if len(choices) > _EVERY:
+            # Bandwidth is concave in the number of machines, hence best at an end; without latency inside nothing else counts.
+            choices, local = (fewest, most), replace(local, latency_s=0.0)
+        passes = 1 if self.cost.context.trainer == "fsdp" else 2
+        size = self.cost.problem.model.layer_params * self.cost.problem.model.dtype_bytes
+        every = [Spread(nodes=m, local=local, remote=remote if m > 1 else None) for m in choices]
+        self._spreads[key] = min(
+            every,
+            key=lambda s: spread_collective_s(s, size, dp=block.dp, tp=block.tp, passes=passes, a=self.cost.context.a),
+        )
+        return self._spreads[key]
+
+    def _link(self, a: int, b: int, several: bool) -> Link:
+        """The link with the shortest border between stages of two kinds."""
+        if (a, b, several) not in self._links:
+            links = self.pools.home_links(a, b, several=several)
+            self._links[a, b, several] = min(
+                links, key=lambda x: (crossing_s(self.cost.context, x, share=1.0), -x.bytes_per_s)
+            )
+        return self._links[a, b, several]

@@ -1,0 +1,78 @@
+"""Replicas on interchangeable devices: the most tokens that counts of devices give, for many cases at once.
+
+Sizes 1, 2, 4, 8 divide each other, so the best filling takes the best way to use 8 devices as often as it fits, then the
+best way to use 4, and so on: exact without a table. Pipelines have sizes that do not; those need a table, and beyond
+`TABLE` devices the best density stands in for it, which is never less.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+TABLE = 192
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def is_chain(sizes: Sequence[int]) -> bool:
+    """Whether each of these ascending sizes divides the next."""
+    return all(b % a == 0 for a, b in itertools.pairwise(sizes))
+
+
+def most_value(sizes: Sequence[int], values: Floats, devices: Ints) -> Floats:
+    """The largest sum of values[c, i] whose sizes[i] add up to at most devices[c], for every case c.
+
+    `sizes` ascending; values not negative. An upper limit of that sum where sizes are no chain and devices exceed `TABLE`.
+    """
+    if is_chain(sizes):
+        return _chain(sizes, values, devices)
+    density: Floats = devices * (values / np.array(sizes, dtype=float)).max(axis=1)
+    small = devices <= TABLE
+    if small.any():
+        density[small] = _table(sizes, values[small], devices[small])
+    return density
+
+
+def _chain(sizes: Sequence[int], values: Floats, devices: Ints) -> Floats:
+    best = [values[:, 0]]
+    for i in range(1, len(sizes)):
+        best.append(np.maximum(values[:, i], best[-1] * (sizes[i] // sizes[i - 1])))
+    total, left = np.zeros(len(devices)), devices
+    for size, value in zip(reversed(sizes), reversed(best), strict=True):
+        total, left = total + left // size * value, left % size
+    return total
+
+
+def _table(sizes: Sequence[int], values: Floats, devices: Ints) -> Floats:
+    most = int(devices.max(initial=0))
+    table = np.zeros((most + 1, len(devices)))
+    for n in range(1, most + 1):
+        table[n] = table[n - 1]
+        for i, size in enumerate(sizes):
+            if size <= n:
+                np.maximum(table[n], table[n - size] + values[:, i], out=table[n])
+    found: Floats = table[devices, np.arange(len(devices))]
+    return found
+
+
+def fill(sizes: Sequence[int], values: Sequence[float], devices: int, at_least: int = 0) -> list[int] | None:
+    """How many of each size to take for the largest sum of values on at most `devices`, covering `at_least` of them.
+
+    None where no filling covers so many. Among equals the one with more devices of large sizes.
+    """
+    worst = float("-inf")
+    table: list[tuple[float, int]] = [(0.0, -1)]  # by devices covered exactly: (value, last size taken)
+    for n in range(1, devices + 1):
+        options = [(table[n - s][0] + values[i], i) for i, s in enumerate(sizes) if s <= n]
+        table.append(max((o for o in options if o[0] > worst), default=(worst, -1)))
+    n = max(range(at_least, devices + 1), key=lambda j: (table[j][0], -j))
+    if table[n][0] == worst:
+        return None
+    out = [0] * len(sizes)
+    while n > 0:
+        out[table[n][1]] += 1
+        n -= sizes[table[n][1]]
+    return out

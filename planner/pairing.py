@@ -1,0 +1,215 @@
+"""Cells: ways to give devices to training, as arrays; and what the devices they leave can do in a period.
+
+The seam between the two halves of the scan. Whoever enumerates trainers hands over `Cells`: for each cell the devices by
+kind that train at least, the seconds a step takes to train at least, the set of sites where that happens and which kinds
+take part. From these alone `Pairing` says the shortest period of every cell. A coarse cell stands for many: with the
+least use of any of them and the least seconds of any of them its period bounds them all.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.model import CostModel
+from planner.cost.update import update_s
+from planner.knapsack import most_value
+from planner.pools import Pools
+from planner.record import record
+from planner.space import replica_shapes
+
+_STRIDE = 1.5  # a period is sought in steps of this factor, so that cells far from the optimum cost little
+_ROUNDING = 1 + 1e-12
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@record
+class Cells:
+    """Axis c: cells. `used` [c, k] devices by kind that train, `train_s` [c]; both are the least where a cell is coarse."""
+
+    used: Ints
+    train_s: Floats
+    sites: Ints  # [c] the set of sites the trainer lies in, a row of `Pools.member`
+    trained: Ints  # [c] the kinds it takes, an index of the `combinations` the pairing was made with
+
+    def at(self, rows: Ints | Flags) -> "Cells":
+        """Some of the cells."""
+        return Cells(
+            used=self.used[rows], train_s=self.train_s[rows], sites=self.sites[rows], trained=self.trained[rows]
+        )
+
+    def with_train_s(self, train_s: Floats) -> "Cells":
+        """The same cells with other training times."""
+        return Cells(used=self.used, train_s=train_s, sites=self.sites, trained=self.trained)
+
+
+@record
+class _Offers:
+    """Everything replicas of some kinds may offer, kind by kind and size by size. Axis o: offers, z: sizes."""
+
+    kind: Ints  # [o]
+    rate: Floats
+    tau_s: Floats
+    recompute_s: Floats  # the part of the pause that the link has no say in
+    starts: Ints  # [z] first offer of each size
+    sizes: tuple[tuple[int, ...], ...]  # by kind; empty where nothing fits
+    first: tuple[int, ...]  # by kind, its first size in `starts`
+
+    def of(self, kind: int) -> "_Offers":
+        """Those of one kind."""
+        rows = self.kind == kind
+        at = slice(self.first[kind], self.first[kind] + len(self.sizes[kind]))
+        return _Offers(
+            kind=self.kind[rows] * 0,
+            rate=self.rate[rows],
+            tau_s=self.tau_s[rows],
+            recompute_s=self.recompute_s[rows],
+            starts=self.starts[at] - self.starts[self.first[kind]],
+            sizes=(self.sizes[kind],),
+            first=(0,),
+        )
+
+
+class Pairing:
+    """The shortest period beside each trainer, where devices lie relaxed but for the sites they are in."""
+
+    def __init__(self, cost: CostModel, pools: Pools, combinations: Sequence[tuple[int, ...]]) -> None:
+        self.pools, self.rules, workload = pools, cost.rules, cost.problem.workload
+        self.overlapped = workload.update_mode == "overlapped"
+        self.offers = self._offers(cost)
+        self.smallest = np.array([min(s, default=np.iinfo(np.int64).max) for s in self.offers.sizes], dtype=np.int64)
+        self.must_train = pools.must_train.sum(axis=1)
+        kinds = range(len(pools.kinds))
+
+        def home(combination: tuple[int, ...], kind: int, several: bool) -> float:
+            links = [x for t in combination for x in pools.home_links(t, kind, several=several)]
+            return min(update_s(cost.context, pools.kinds[kind], x) for x in links)
+
+        # [several sites?, combination, k]: the transfer to a replica in the trainer's own sites.
+        self.home_s = np.array([[[home(c, k, s) for k in kinds] for c in combinations] for s in (False, True)])
+        self.away_s = [self._away(cost, k) for k in kinds]  # [k][s, r]: to one in another site
+        self.away_offers = [self.offers.of(k) if self.offers.sizes[k] else None for k in kinds]
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for k in kinds:
+            if self.offers.sizes[k]:
+                alike.setdefault(self.offers.sizes[k], []).append(k)
+        # Kinds with the same sizes fill together: (sizes, kinds, their columns among all sizes).
+        self.alike = [
+            (sizes, ks, np.array([self.offers.first[k] + np.arange(len(sizes)) for k in ks]))
+            for sizes, ks in alike.items()
+        ]
+
+    def _away(self, cost: CostModel, kind: int) -> Floats:
+        sites = len(self.pools.sites)
+        one = np.full((sites, sites), np.inf)
+        for (a, b), link in self.pools.links.items():
+            one[a, b] = one[b, a] = update_s(cost.context, self.pools.kinds[kind], link)
+        found: Floats = np.where(self.pools.member[:, :, None], one[None, :, :], np.inf).min(axis=1)
+        return found
+
+    def _offers(self, cost: CostModel) -> _Offers:
+        rows: list[tuple[float, float, float, float]] = []
+        starts: list[int] = []
+        sizes: list[tuple[int, ...]] = []
+        first: list[int] = []
+        for k, kind in enumerate(self.pools.kinds):
+            by_size: dict[int, list[tuple[float, float, float, float]]] = {}
+            for shape in replica_shapes(cost, self.pools.classes, kind):
+                for o in cost.offers(shape, self.pools.cluster.same_kind):
+                    again = o.pause_s - (0.0 if self.overlapped else o.transfer_s)
+                    by_size.setdefault(shape.devices, []).append((k, o.level.rate_tokens_per_s, o.level.tau_s, again))
+            first.append(len(starts))
+            sizes.append(tuple(sorted(by_size)))
+            for size in sizes[-1]:
+                starts.append(len(rows))
+                rows += by_size[size]
+        kinds, rate, tau, again_s = np.array(rows, dtype=float).reshape(-1, 4).T
+        return _Offers(
+            kind=kinds.astype(np.int64),
+            rate=rate,
+            tau_s=tau,
+            recompute_s=again_s,
+            starts=np.array(starts, dtype=np.int64),
+            sizes=tuple(sizes),
+            first=tuple(first),
+        )
+
+    def work(self, cells: Cells, period_s: Floats) -> Floats:
+        """[c] the most tokens that what each cell leaves can give in its period."""
+        pools, total = self.pools, np.zeros(len(period_s))
+        if not len(self.offers.rate) or not len(period_s):
+            return total
+        several = (pools.size[cells.sites] > 1).astype(np.int64)
+        room = np.maximum(pools.inside[cells.sites] - np.maximum(cells.used, self.must_train), 0)
+        transfer = self.home_s[several, cells.trained]
+        values = self._values(self.offers, transfer[:, self.offers.kind], period_s, cells.train_s)
+        for sizes, kinds, columns in self.alike:
+            mine = values[:, columns].reshape(-1, len(sizes))
+            total += most_value(sizes, mine, room[:, kinds].ravel()).reshape(len(total), -1).sum(axis=1)
+        if len(pools.sites) > 1:
+            for k, offers in enumerate(self.away_offers):
+                if offers is not None:
+                    self._add_away(total, k, offers, cells, period_s)
+        return total
+
+    def _add_away(self, total: Floats, k: int, offers: _Offers, cells: Cells, period_s: Floats) -> None:
+        """Add what a kind gives outside the trainer's sites."""
+        count = self.pools.count[k]
+        transfer = self.away_s[k][cells.sites]
+        window = self._window_s(period_s, cells.train_s)[:, None]
+        live = ~self.pools.member[cells.sites] & (count >= self.smallest[k])
+        if not self.overlapped:
+            live &= transfer + offers.recompute_s.min() < window
+        c, r = np.nonzero(live)
+        if len(c):
+            values = self._values(offers, transfer[c, r][:, None], period_s[c], cells.train_s[c])
+            np.add.at(total, c, most_value(offers.sizes[0], values, count[r]))
+
+    def _window_s(self, period_s: Floats, train_s: Floats) -> Floats:
+        found: Floats = period_s - self.rules.reward_s - (train_s if self.rules.sync else 0.0)
+        return found
+
+    def _values(self, offers: _Offers, transfer_s: Floats, period_s: Floats, train_s: Floats) -> Floats:
+        """[c, z] tokens of the best replica of each size, by `Rules.best` and `Rules.given_tokens`; `transfer_s` [c, o]."""
+        rules, period, train = self.rules, period_s[:, None], train_s[:, None]
+        pause = offers.recompute_s[None, :] + (0.0 if self.overlapped else transfer_s)
+        if rules.sync:
+            need = train + rules.reward_s + pause + rules.tail_batch * offers.tau_s
+        else:
+            need = (rules.tail_group * offers.tau_s + train) / (rules.eta + 1)
+        if rules.pause_all:
+            need = np.maximum(need, train + transfer_s)
+        given = offers.rate * np.maximum(0.0, self._window_s(period, train) - pause)
+        given[need > period * _ROUNDING] = 0.0
+        values: Floats = np.maximum.reduceat(given, offers.starts, axis=1)
+        return values
+
+    def closer_s(self, cells: Cells, low_s: Floats, halvings: int) -> tuple[Floats, Flags]:
+        """Better lower bounds of periods that are at least `low_s`, and whether each is the cell's own period to
+        2 ** -halvings (else it is known to be larger still)."""
+        need = self.rules.work_tokens
+        found, settled = low_s.copy(), self.work(cells, low_s) >= need
+        rest = np.flatnonzero(~settled)
+        low, high = low_s[rest], _STRIDE * low_s[rest]
+        enough = self.work(cells.at(rest), high) >= need
+        found[rest[~enough]] = high[~enough]
+        rest, low, high = rest[enough], low[enough], high[enough]
+        settled[rest] = True
+        some = cells.at(rest)
+        for _ in range(halvings if len(rest) else 0):
+            middle = (low + high) / 2
+            enough = self.work(some, middle) >= need
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        found[rest] = low  # the lower end, to stay on the safe side
+        return found, settled
+
+    def hopeless(self, cells: Cells) -> Flags:
+        """[c] whether nothing that a cell leaves can roll out at all."""
+        inside = self.pools.inside[cells.sites] - np.maximum(cells.used, self.must_train)
+        enough = (self.pools.count >= self.smallest[:, None]).any(axis=0)  # [r]
+        away = (enough & ~self.pools.member).any(axis=1)
+        left: Flags = (inside >= self.smallest).any(axis=1) | away[cells.sites]
+        return ~left

@@ -1,0 +1,75 @@
+"""Where groups of tasks lie, relaxed in their favour: stages on as few machines as possible, the fastest link wherever there
+is a choice. What a group costs so is a lower bound of what it costs on real machines."""
+
+import itertools
+from collections.abc import Sequence
+
+from planner.cluster import Cluster, Link
+from planner.columns import Columns
+from planner.cost.network import Spread, best_link, link_between, local_link
+from planner.cost.training import StageShape, TrainerCost, TrainerShape
+from planner.plan import Task
+from planner.space import BlockShape, DeviceClass
+
+
+class Relaxed:
+    """The relaxed costs of blocks on the classes of one problem."""
+
+    def __init__(self, columns: Columns, classes: Sequence[DeviceClass]) -> None:
+        self.columns = columns
+        self.cluster: Cluster = columns.cost.problem.cluster
+        self.kinds = tuple(dict.fromkeys(c.place.kind for c in classes))
+        self.of_kind = {k: tuple(c for c in classes if c.place.kind == k) for k in self.kinds}
+        self._links: dict[tuple[str, str], Link] = {}
+        self._remotes: dict[str, Link] = {}
+        self._spreads: dict[BlockShape, Spread | None] = {}
+
+    def group(self, blocks: Sequence[BlockShape], tasks: tuple[Task, ...]) -> TrainerCost | None:
+        """What a group of tasks takes on these blocks at best; None where it does not fit."""
+        layers = self.columns.split(blocks, tasks)
+        if layers is None:
+            return None
+        stages: list[StageShape] = []
+        for b in blocks:
+            spread = self.spread(b)
+            if spread is None:
+                return None
+            for _ in range(b.pp):
+                stages.append(StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=layers[len(stages)], spread=spread))
+        links = tuple(self.link(a.kind, b.kind) for a, b in itertools.pairwise(stages))
+        return self.columns.cost.trainer(TrainerShape(stages=tuple(stages), links=links, tasks=tasks))
+
+    def spread(self, block: BlockShape) -> Spread | None:
+        """One stage of the block on the fewest machines; None where there are not enough."""
+        if block not in self._spreads:
+            self._spreads[block] = self._spread(block)
+        return self._spreads[block]
+
+    def _spread(self, block: BlockShape) -> Spread | None:
+        left, nodes = block.dp, 0
+        for size in sorted((c.size for c in self.of_kind[block.kind]), reverse=True):
+            if left <= 0:
+                break
+            left -= size // block.tp
+            nodes += 1
+        if left > 0:
+            return None
+        local = local_link(self.cluster, self.cluster.kinds[block.kind])
+        return Spread(nodes=nodes, local=local, remote=self.remote(block.kind) if nodes > 1 else None)
+
+    def remote(self, kind: str) -> Link:
+        """The fastest link between two machines of a kind."""
+        if kind not in self._remotes:
+            pairs = itertools.combinations(self.of_kind[kind], 2)
+            links = [link_between(self.cluster, a.place, b.place) for a, b in pairs if a.place.node != b.place.node]
+            self._remotes[kind] = max(
+                links, key=lambda x: (x.bytes_per_s, -x.latency_s), default=self.cluster.same_kind
+            )
+        return self._remotes[kind]
+
+    def link(self, a: str, b: str) -> Link:
+        """The fastest link between devices of two kinds."""
+        if (a, b) not in self._links:
+            places = [tuple(c.place for c in self.of_kind[k]) for k in (a, b)]
+            self._links[a, b] = best_link(self.cluster, *places)
+        return self._links[a, b]

@@ -1,0 +1,167 @@
+"""Ways to lay a trainer of given blocks on machines, for fleets too large to try them all.
+
+Two questions: how many groups of TP devices each machine gives (whole machines, or all machines a little: then every machine
+holds new weights and its other devices get them over the fast link), and which stage each goes to. Stages in stripes have
+a part in every machine; stages in a row keep each stage together, and share a machine with the next one so that
+activations need not leave it. Rows follow a path through the regions along fast links.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from planner.cluster import Cluster
+from planner.columns import Columns
+from planner.cost.network import Place, Spread, best_link, spread_of
+from planner.cost.training import StageShape, TrainerCost, TrainerShape
+from planner.placing import StageLayout
+from planner.pools import region_link
+from planner.record import record, replace
+from planner.space import BlockShape, DeviceClass
+
+
+@record
+class LaidOut:
+    """A trainer on classes."""
+
+    stages: tuple[StageLayout, ...]
+    cost: TrainerCost
+    used: tuple[int, ...]  # devices by class
+
+
+def laid_out(
+    columns: Columns, classes: Sequence[DeviceClass], blocks: Sequence[BlockShape], regions: Sequence[str]
+) -> list[LaidOut]:
+    """Layouts in those regions that use each of them, fastest trainer first."""
+    layers = columns.split(blocks)
+    if layers is None:
+        return []
+    found: dict[tuple[tuple[int, ...], ...], LaidOut] = {}
+    for even, striped, path in itertools.product((False, True), (False, True), _paths(columns, regions)):
+        stages: list[tuple[int, ...]] = []
+        left = [c.size - len(c.must_roll) for c in classes]
+        for block in blocks:
+            given = _given(classes, left, block, path, even=even)
+            if given is None:
+                break
+            for i, n in given:
+                left[i] -= n * block.tp
+            stages += _stages(given, block, striped=striped)
+        else:
+            one = _costed(columns, classes, blocks, layers, stages)
+            if one is not None and {classes[i].place.region for s in stages for i in s} >= set(regions):
+                found.setdefault(tuple(stages), one)
+    return sorted(found.values(), key=lambda x: x.cost.train_s)
+
+
+def _paths(columns: Columns, regions: Sequence[str]) -> list[tuple[str, ...]]:
+    """Orders of the regions: the path of nearest neighbours whose slowest link is fastest."""
+    if len(regions) < 3:
+        return [tuple(regions)]
+    cluster = columns.cost.problem.cluster
+    paths = [_nearest(cluster, start, regions) for start in regions]
+
+    def slowest(path: tuple[str, ...]) -> float:
+        return min(region_link(cluster, a, b).bytes_per_s for a, b in itertools.pairwise(path))
+
+    return [max(paths, key=slowest)]
+
+
+def _nearest(cluster: Cluster, start: str, regions: Sequence[str]) -> tuple[str, ...]:
+    path = [start]
+    while len(path) < len(regions):
+        rest = [r for r in regions if r not in path]
+        path.append(max(rest, key=lambda r: region_link(cluster, path[-1], r).bytes_per_s))
+    return tuple(path)
+
+
+def _given(
+    classes: Sequence[DeviceClass], left: Sequence[int], block: BlockShape, path: Sequence[str], *, even: bool
+) -> list[tuple[int, int]] | None:
+    """(class, groups of TP devices it gives) along the path; None where they do not suffice or leave out a device that
+    must train."""
+    mine = [i for r in path for i, c in enumerate(classes) if c.place.region == r and c.place.kind == block.kind]
+    room = {i: left[i] // block.tp for i in mine}
+    taken = {i: -(-len(classes[i].must_train) // block.tp) for i in mine}
+    need = block.dp * block.pp - sum(taken.values())
+    if need < 0 or any(taken[i] > room[i] for i in mine) or sum(room.values()) < block.dp * block.pp:
+        return None
+    if even:
+        order = sorted(((k, i) for i in mine for k in range(taken[i], room[i])), key=lambda x: x[0])
+    else:
+        # Whole machines, largest first; but the first machine of every region gives at least one.
+        firsts = {next((i for i in mine if classes[i].place.region == r and room[i]), -1) for r in path} - {-1}
+        heads = [(0, i) for i in mine if i in firsts and not taken[i]] if len(path) > 1 else []
+        rest = [(1, i) for i in sorted(mine, key=lambda i: -room[i]) for _ in range(room[i] - taken[i])]
+        for _, i in heads:
+            rest.remove((1, i))
+        order = heads + rest
+    for _, i in order[:need]:
+        taken[i] += 1
+    return [(i, taken[i]) for i in mine if taken[i]]
+
+
+def _stages(given: Sequence[tuple[int, int]], block: BlockShape, *, striped: bool) -> list[tuple[int, ...]]:
+    """The classes of every stage's groups."""
+    chunks = [i for i, n in given for _ in range(n)]
+    if striped:
+        return [tuple(chunks[s :: block.pp]) for s in range(block.pp)]
+    for border in range(block.dp, len(chunks), block.dp):
+        # Both stages get a group in each of the two machines.
+        if chunks[border - 1] != chunks[border] and block.dp > 1:
+            chunks[border - 1], chunks[border] = chunks[border], chunks[border - 1]
+    return [tuple(chunks[s * block.dp : (s + 1) * block.dp]) for s in range(block.pp)]
+
+
+def _costed(
+    columns: Columns,
+    classes: Sequence[DeviceClass],
+    blocks: Sequence[BlockShape],
+    layers: Sequence[int],
+    stages: Sequence[tuple[int, ...]],
+) -> LaidOut | None:
+    cluster = columns.cost.problem.cluster
+    places = [tuple(classes[i].place for i in dict.fromkeys(ix)) for ix in stages]
+    owner = [b for b in blocks for _ in range(b.pp)]
+    shape = TrainerShape(
+        stages=tuple(
+            StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=n, spread=_spread(cluster, p))
+            for b, n, p in zip(owner, layers, places, strict=True)
+        ),
+        links=tuple(best_link(cluster, *_few(a, b)) for a, b in itertools.pairwise(places)),
+    )
+    cost = columns.cost.trainer(shape)
+    if cost is None:
+        return None
+    used = [0] * len(classes)
+    for b, ix in zip(owner, stages, strict=True):
+        for i in ix:
+            used[i] += b.tp
+    if any(used[i] < len(c.must_train) for i, c in enumerate(classes)):
+        return None
+    layout = tuple(
+        StageLayout(kind=b.kind, tp=b.tp, layers=n, chunks=ix) for b, n, ix in zip(owner, layers, stages, strict=True)
+    )
+    return LaidOut(stages=layout, cost=cost, used=tuple(used))
+
+
+def _spread(cluster: Cluster, places: tuple[Place, ...]) -> Spread:
+    """`spread_of`, which looks at all pairs: two machines of a region are as good as all of them."""
+    seen: dict[str, list[Place]] = {}
+    for p in places:
+        seen.setdefault(p.region, []).append(p)
+    few = {p for ps in seen.values() for p in ps[:2]}
+    return replace(spread_of(cluster, tuple(p for p in places if p in few)), nodes=len(places))
+
+
+def _few(a: tuple[Place, ...], b: tuple[Place, ...]) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+    """Places enough for `best_link`: one machine they share, else one of each region."""
+    nodes = {p.node: p for p in a}
+    shared = next(((nodes[p.node], p) for p in b if p.node in nodes), None)
+    if shared is not None:
+        return (shared[0],), (shared[1],)
+    return tuple({p.region: p for p in a}.values()), tuple({p.region: p for p in b}.values())
+
+
+def regions_of(sites: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The regions of some sites."""
+    return itertools.chain.from_iterable(sites)

@@ -1,0 +1,238 @@
+"""Everything but generation, on counts of devices by kind: which groups of tasks, on which blocks, and how fast at best.
+
+A workflow of several tasks runs as one group or as two on devices of their own. All blocks, and all pairs of blocks of two
+kinds, are costed at once for every set of tasks (`planner.cost.batch`); where devices lie is relaxed (`planner.relaxed`). A
+cell is a total of devices by kind; its time is the least over the ways to divide tasks and devices.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.columns import Columns
+from planner.cost.batch import Batch, Block
+from planner.cost.network import local_link
+from planner.plan import Task
+from planner.record import record
+from planner.relaxed import Relaxed
+from planner.space import BlockShape, DeviceClass, block_shapes
+from planner.workflow import groupings
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int_]
+MOST_GROUPS = 2
+_MOST_USAGES = 4000  # beyond, pairs of groups are too many to look at
+
+
+@record
+class Way:
+    """One way to divide the tasks among groups, each on its blocks; `side_s` seconds, relaxed."""
+
+    side_s: float
+    tasks: tuple[tuple[Task, ...], ...]
+    blocks: tuple[tuple[BlockShape, ...], ...]
+
+
+class Sides:
+    """The ways of one problem to run all tasks but generation."""
+
+    def __init__(self, columns: Columns, classes: Sequence[DeviceClass]) -> None:
+        self.columns, self.cost = columns, columns.cost
+        self.relaxed = Relaxed(columns, classes)
+        self.kinds = self.relaxed.kinds
+        problem = self.cost.problem
+        of_kind = self.relaxed.of_kind
+        self.room = [sum(c.size - len(c.must_roll) for c in of_kind[k]) for k in self.kinds]
+        self.blocks = {
+            k: block_shapes(problem, k, tuple(c.size for c in of_kind[k]), n)
+            for k, n in zip(self.kinds, self.room, strict=True)
+        }
+        self.partitions = groupings(self.cost.side_tasks, min(problem.capabilities.task_groups, MOST_GROUPS))
+        self._cost_all()
+        if len(self.usages) > _MOST_USAGES:
+            self.partitions = self.partitions[:1]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every number of groups that the problem allows is looked at."""
+        return len(self.partitions) == len(groupings(self.cost.side_tasks, self.cost.problem.capabilities.task_groups))
+
+    # One group.
+
+    def _cost_all(self) -> None:
+        """All candidates (blocks of a group) with their seconds for every set of tasks, sorted by the devices they use."""
+        groups = tuple(dict.fromkeys(g for way in self.partitions for g in way))
+        candidates: list[tuple[BlockShape, ...]] = []
+        seconds: dict[tuple[Task, ...], list[tuple[Array, Array]]] = {g: [] for g in groups}
+        for kinds in self._chains():
+            shapes = tuple(itertools.product(*(self.blocks[k] for k in kinds)))
+            limit = self.cost.problem.capabilities.train_max_devices
+            shapes = tuple(s for s in shapes if limit is None or sum(b.devices for b in s) <= limit)
+            if not shapes:
+                continue
+            candidates += shapes
+            for has_head in (True, False):
+                mine = [g for g in groups if bool({"actor_training", "reference"} & {self._lead(g)}) == has_head]
+                if not mine:
+                    continue
+                batch = self._batch(kinds, shapes, self.columns.head_layers if has_head else 0.0)
+                for g in mine:
+                    seconds[g].append(batch.group_s(g))
+        used = np.array(
+            [[sum(b.devices for b in c if b.kind == k) for k in self.kinds] for c in candidates], dtype=int
+        ).reshape(len(candidates), len(self.kinds))
+        both = {
+            g: [np.concatenate([s[i] for s in parts] or [np.zeros(0)]) for i in (0, 1)] for g, parts in seconds.items()
+        }
+        alive = np.zeros(len(candidates), dtype=bool)
+        for score, train in both.values():
+            alive |= np.isfinite(score + train)
+        order = np.flatnonzero(alive)
+        order = order[np.lexsort(used[order].T)] if len(order) else order
+        self.candidates = [candidates[i] for i in order]
+        self.seconds = {g: (score[order], train[order]) for g, (score, train) in both.items()}
+        used = used[order]
+        fresh = np.ones(len(order), dtype=bool)
+        fresh[1:] = (used[1:] != used[:-1]).any(axis=1)
+        self.starts = np.append(np.flatnonzero(fresh), len(order))
+        self.usage = used[fresh]
+        self.usages = [tuple(int(x) for x in row) for row in self.usage]
+        self.at = {u: i for i, u in enumerate(self.usages)}
+
+    def _chains(self) -> Iterator[tuple[str, ...]]:
+        """Kinds along the pipeline of a group."""
+        yield from ((k,) for k in self.kinds)
+        if self.cost.problem.capabilities.train_max_kinds >= 2:
+            yield from itertools.permutations(self.kinds, 2)
+
+    @staticmethod
+    def _lead(group: tuple[Task, ...]) -> Task:
+        return "actor_training" if "actor_training" in group else group[0]
+
+    def _batch(self, kinds: tuple[str, ...], shapes: Sequence[tuple[BlockShape, ...]], head_layers: float) -> Batch:
+        made = [self._block([s[i] for s in shapes]) for i in range(len(kinds))]
+        link = self.relaxed.link(*kinds) if len(kinds) == 2 else None
+        first = made[0] if len(made) == 2 else None
+        return Batch(self.cost.context, first, made[-1], link, head_layers)
+
+    def _block(self, blocks: Sequence[BlockShape]) -> Block:
+        kind = blocks[0].kind
+        cluster = self.cost.problem.cluster
+        distinct = dict.fromkeys(blocks)
+        rows = {}
+        for b in distinct:
+            spread = self.relaxed.spread(b)
+            rows[b] = (
+                b.tp, b.dp, b.pp, self.columns.column(b).weight, self.cost.skew(b.dp), 0 if spread is None else spread.nodes
+            )  # fmt: skip
+        table = np.array([rows[b] for b in blocks], dtype=float).T
+        tp, dp, pp, nodes = (table[i].astype(int) for i in (0, 1, 2, 5))
+        return Block(
+            kind=kind,
+            tp=tp,
+            dp=dp,
+            pp=pp,
+            weight=table[3],
+            skew=table[4],
+            nodes=nodes,
+            local=local_link(cluster, cluster.kinds[kind]),
+            remote=self.relaxed.remote(kind),
+            inner=self.relaxed.link(kind, kind),
+        )
+
+    def least(self, group: tuple[Task, ...]) -> tuple[Array, Array, Array]:
+        """By usage: the least seconds of scoring, of training, and of both together on one candidate."""
+        score, train = self.seconds[group]
+        at = self.starts[:-1]
+        if not len(at):
+            return np.zeros(0), np.zeros(0), np.zeros(0)
+        return tuple(np.minimum.reduceat(x, at) for x in (score, train, score + train))  # type: ignore[return-value]
+
+    # All groups.
+
+    def cells(self) -> tuple[Ints, Array]:
+        """Totals of devices by kind (one row each) and least seconds of all tasks but generation on them. A lower bound
+        where groups are apart (each phase of a group on its best blocks), the time itself where there is one group."""
+        if not self.usages:
+            return np.zeros((0, len(self.kinds)), dtype=int), np.zeros(0)
+        low = {g: self.least(g) for g in self.seconds}
+        if len(self.partitions) == 1:
+            alone = low[self.partitions[0][0]][2]
+            known = np.isfinite(alone)
+            return self.usage[known], alone[known]
+        room = np.array(self.room)
+        strides = np.cumprod([1, *(n + 1 for n in self.room[:-1])])
+        table = np.full(int(np.prod(room + 1)), np.inf)
+        flat = self.usage @ strides
+        np.minimum.at(table, flat, low[self.partitions[0][0]][2])
+        pairs: Array | None = None
+        for way in self.partitions[1:]:
+            (sa, ta, _), (sb, tb, _) = (low[g] for g in way)
+            more = np.maximum.outer(sa, sb) + np.maximum.outer(ta, tb)
+            pairs = more if pairs is None else np.minimum(pairs, more)
+        assert pairs is not None
+        for i in range(len(flat)):
+            fits = (self.usage + self.usage[i] <= room).all(axis=1) & np.isfinite(pairs[i])
+            np.minimum.at(table, flat[fits] + flat[i], pairs[i][fits])
+        at = np.flatnonzero(np.isfinite(table))
+        used = np.stack([(at // s) % (n + 1) for s, n in zip(strides, self.room, strict=True)], axis=1)
+        return used, table[at]
+
+    def ways(self, used: tuple[int, ...], below_s: float) -> Iterator[Way]:
+        """The ways on exactly these devices that take less than `below_s`, best first within each division of devices."""
+        for low_s, way, i, j in self._splits(used, below_s):
+            if low_s < below_s:
+                yield from self._within(way, i, j, below_s)
+
+    def best(self, used: tuple[int, ...], below_s: float) -> Way | None:
+        """The fastest way on exactly these devices; None where none takes less than `below_s`."""
+        found: Way | None = None
+        for low_s, way, i, j in self._splits(used, below_s):
+            limit = below_s if found is None else found.side_s
+            if low_s >= limit:
+                break
+            found = next(self._within(way, i, j, limit), found)
+        return found
+
+    def _splits(
+        self, used: tuple[int, ...], below_s: float
+    ) -> list[tuple[float, tuple[tuple[Task, ...], ...], int, int]]:
+        """(lower bound, grouping, usage of the first group, of the second or -1), least bound first."""
+        found: list[tuple[float, int, int, int]] = []
+        whole = self.at.get(used, -1)
+        others = np.array(
+            [self.at.get(tuple(a - b for a, b in zip(used, u, strict=True)), -1) for u in self.usages], dtype=int
+        )
+        firsts = np.flatnonzero(others >= 0)
+        for p, way in enumerate(self.partitions):
+            low = [self.least(g) for g in way]
+            if len(way) == 1:
+                if whole >= 0:
+                    found.append((float(low[0][2][whole]), p, whole, -1))
+                continue
+            seconds = np.maximum(low[0][0][firsts], low[1][0][others[firsts]])
+            seconds = seconds + np.maximum(low[0][1][firsts], low[1][1][others[firsts]])
+            found += [
+                (float(seconds[x]), p, int(firsts[x]), int(others[firsts[x]]))
+                for x in np.flatnonzero(seconds < below_s)
+            ]
+        return [(s, self.partitions[p], i, j) for s, p, i, j in sorted(found) if s < below_s]
+
+    def _within(self, way: tuple[tuple[Task, ...], ...], i: int, j: int, below_s: float) -> Iterator[Way]:
+        """The ways of one division of devices, fastest first."""
+        spans = [slice(self.starts[x], self.starts[x + 1]) for x in (i, j) if x >= 0]
+        parts = [[x[span] for x in self.seconds[g]] for g, span in zip(way, spans, strict=True)]
+        if len(parts) == 1:
+            seconds = (parts[0][0] + parts[0][1])[:, None]
+        else:
+            seconds = np.maximum.outer(parts[0][0], parts[1][0]) + np.maximum.outer(parts[0][1], parts[1][1])
+        for flat in np.argsort(seconds, axis=None, kind="stable"):
+            x, y = divmod(int(flat), seconds.shape[1])
+            if not seconds[x, y] < below_s:
+                return
+            blocks = [self.candidates[spans[0].start + x]]
+            if len(spans) == 2:
+                blocks.append(self.candidates[spans[1].start + y])
+            yield Way(side_s=float(seconds[x, y]), tasks=way, blocks=tuple(blocks))

@@ -1,0 +1,110 @@
+"""Many shapes at once cost what each costs alone, and the ways of a workflow what the plans made of them do."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from fleets import kind, problem, problems, workload
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner import Capabilities, Problem
+from planner.columns import Columns
+from planner.cost import CostModel
+from planner.cost.model import side_s
+from planner.record import replace
+from planner.sides import Sides
+from planner.space import device_classes
+from planner.workflow import side_tasks
+from planner.workload import Workload
+
+
+@st.composite
+def workflows(draw: st.DrawFn) -> Workload:
+    return workload(
+        algorithm=draw(st.sampled_from(["grpo", "ppo"])),
+        reward=draw(st.sampled_from(["rule", "model"])),
+        reference_model=draw(st.booleans()),
+        proximal_forward=draw(st.booleans()),
+        prompts_per_step=draw(st.sampled_from([1, 8, 64])),
+        responses_per_prompt=draw(st.sampled_from([1, 8])),
+    )
+
+
+@st.composite
+def larger(draw: st.DrawFn) -> Problem:
+    p = draw(problems(least=2, most=16))
+    caps = Capabilities(
+        trainer=draw(st.sampled_from(["replicated", "fsdp"])), task_groups=draw(st.sampled_from([1, 2]))
+    )
+    model = replace(p.model, layers=draw(st.sampled_from([2, 3, 24])), tied=draw(st.booleans()))
+    return replace(p, workload=draw(workflows()), capabilities=caps, model=model)
+
+
+@settings(max_examples=25)
+@given(larger())
+def test_many_shapes_at_once_cost_what_each_costs_alone(p: Problem) -> None:
+    sides = Sides(Columns(CostModel(p)), device_classes(p))
+    shapes = list(itertools.islice(sides.candidates, 0, None, max(1, len(sides.candidates) // 40)))
+    for group, (score, train) in sides.seconds.items():
+        for blocks in shapes:
+            at = sides.candidates.index(blocks)
+            alone = sides.relaxed.group(blocks, group)
+            if alone is None:
+                assert math.isinf(score[at] + train[at]), (group, blocks)
+            else:
+                assert score[at] == pytest.approx(alone.score_s, rel=1e-9), (group, blocks)
+                assert train[at] == pytest.approx(alone.train_s - alone.score_s, rel=1e-9), (group, blocks)
+
+
+@settings(max_examples=12)
+@given(larger())
+def test_nothing_that_fits_is_dropped(p: Problem) -> None:
+    sides = Sides(Columns(CostModel(p)), device_classes(p))
+    known = set(sides.candidates)
+    for chain in sides._chains():
+        shapes = list(itertools.product(*(sides.blocks[k] for k in chain)))
+        for blocks in shapes[:: max(1, len(shapes) // 20)]:
+            for group in sides.seconds:
+                if sides.relaxed.group(blocks, group) is not None:
+                    assert blocks in known
+
+
+@settings(max_examples=12)
+@given(larger(), st.data())
+def test_the_best_way_is_the_least_of_all_ways(p: Problem, data: st.DataObject) -> None:
+    sides = Sides(Columns(CostModel(p)), device_classes(p))
+    used, low = sides.cells()
+    if not len(used):
+        return
+    at = data.draw(st.integers(0, len(used) - 1))
+    cell = tuple(int(x) for x in used[at])
+    best = sides.best(cell, math.inf)
+    every = list(itertools.islice(sides.ways(cell, math.inf), 500))
+    assert best is not None
+    assert best.side_s == pytest.approx(min(w.side_s for w in every))
+    assert low[at] <= best.side_s * (1 + 1e-12)
+    costs = [sides.relaxed.group(b, g) for b, g in zip(best.blocks, best.tasks, strict=True)]
+    assert side_s(c for c in costs if c is not None) == pytest.approx(best.side_s, rel=1e-9)
+    assert sorted(itertools.chain(*best.tasks)) == sorted(side_tasks(p.workload))
+    if p.capabilities.task_groups == 1:
+        assert low[at] == pytest.approx(best.side_s)
+
+
+def test_a_stage_whose_share_is_less_than_a_layer_gets_one() -> None:
+    """A fast block before a slow one with many stages: the plain rule takes layers back, and so does the batch."""
+    from fleets import cluster
+
+    fleet = cluster(
+        *[("fast", "a")] * 2, *[("slow", "b")] * 8, kinds=(kind("fast", tflops=2000), kind("slow", tflops=10))
+    )
+    p = problem(fleet, model=replace(problem().model, layers=9))
+    sides = Sides(Columns(CostModel(p)), device_classes(p))
+    deep = [i for i, c in enumerate(sides.candidates) if len(c) == 2 and sum(b.pp for b in c) == 9]
+    assert deep
+    [group] = sides.seconds
+    for i in deep:
+        alone = sides.relaxed.group(sides.candidates[i], group)
+        assert alone is not None
+        assert np.sum([sides.seconds[group][k][i] for k in (0, 1)]) == pytest.approx(alone.train_s, rel=1e-9)
