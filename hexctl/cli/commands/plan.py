@@ -7,11 +7,13 @@ from typing import Any
 
 import click
 
+from hexctl.cli.commands import plan_market
 from hexctl.cli.commands.plan_export import answer_exported
 from hexctl.cli.exits import Exit, Progress, error
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, load, output_option, seconds, set_option, stdout_kept_pure
 from hexctl.cli.render.plan import comparison_text, infeasible_text, plan_document, plan_text
+from hexctl.cli.stopping import stop_after
 from planner.export import EXPORTERS
 from planner.problem import Budget, Problem
 from planner.solution import Feasible, Infeasible, Solution
@@ -26,11 +28,14 @@ from planner.solution import Feasible, Infeasible, Solution
     help="Solve with each of these schedulers: one line each, or with --output json a list of plans.",
 )
 @click.option(
-    "--budget", metavar="DURATION", help="Seconds to search; default: planner.solve_time. The best so far stands."
+    "--solve-time",
+    metavar="DURATION",
+    help="Seconds to search; default: planner.solve_time, at least 1m for questions of mixes. The best so far stands.",
 )
 @click.option(
     "--evaluations", type=click.IntRange(min=1), help="Plans to judge at most: the same number gives the same plan."
 )
+@plan_market.money_options
 @click.option(
     "--export",
     "target",
@@ -44,18 +49,27 @@ def plan(
     config: str,
     scheduler: str | None,
     compare: str | None,
-    budget: str | None,
+    solve_time: str | None,
     evaluations: int | None,
     target: str | None,
     settings: tuple[str, ...],
     output: str,
+    **asked: Any,
 ) -> int:
     if scheduler and compare:
         raise click.UsageError("--scheduler names one, --compare several: give one of the two")
     if target and compare:
         raise click.UsageError("--export takes one plan, --compare makes several: give one of the two")
     loaded = load(config, settings)
-    limit_s = seconds(budget, where="--budget") if budget else loaded.config.planner.solve_time
+    limit_s = seconds(solve_time, where="--solve-time") if solve_time else loaded.config.planner.solve_time
+    if plan_market.wanted(asked):
+        if compare or evaluations or target:
+            raise click.UsageError("--compare, --evaluations and --export are about one fleet: leave them out here")
+        limit_s = limit_s if solve_time else max(limit_s, plan_market.LEAST_TIME_S)
+        problem = problem_of(loaded.config)
+        return plan_market.run(
+            loaded.config, problem, asked, scheduler=scheduler or "hex", limit_s=limit_s, output=output
+        )
     names = [n.strip() for n in (compare or scheduler or loaded.config.planner.scheduler).split(",")]
     with stdout_kept_pure():
         problem = problem_of(loaded.config)
@@ -94,7 +108,6 @@ def _solve(problem: Problem, scheduler: str, limit_s: float, evaluations: int | 
     import planner
 
     progress = Progress()
-    deadline = time.monotonic() + limit_s
 
     def on_incumbent(incumbent: Feasible) -> None:
         if sys.stderr.isatty():
@@ -102,12 +115,9 @@ def _solve(problem: Problem, scheduler: str, limit_s: float, evaluations: int | 
             progress(f"{scheduler}: {rate:,.0f} tokens/s, gap {100 * incumbent.gap:.1f} %")
 
     budget = Budget(evaluations=evaluations, mip_seconds=limit_s) if evaluations else Budget(mip_seconds=limit_s)
-    solution = planner.solve(
-        problem,
-        scheduler=scheduler,
-        budget=budget,
-        on_incumbent=on_incumbent,
-        should_stop=lambda: time.monotonic() > deadline,
-    )
+    with stop_after(limit_s) as stop:
+        solution = planner.solve(
+            problem, scheduler=scheduler, budget=budget, on_incumbent=on_incumbent, should_stop=stop
+        )
     progress.done()
     return solution
