@@ -17,7 +17,7 @@ from planner.solution import Conflict, Feasible, Infeasible, Solution
 def solve(
     problem: Problem,
     *,
-    scheduler: str = "areal-hex",
+    scheduler: str = "hex",
     budget: Budget | None = None,
     on_incumbent: Callable[[Feasible], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
