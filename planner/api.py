@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 from planner.bound import Bound, upper_bound
 from planner.cost.model import CostModel, Scored
-from planner.errors import InvalidInput
 from planner.explain import explain
+from planner.holding import HoldingSearch, around_frozen_trainer
 from planner.infeasible import conflicts
 from planner.problem import Budget, Problem
 from planner.renting import solve_per_dollar
+from planner.resolve import frozen_placements, resolved
 from planner.schedulers import scheduler as named
-from planner.search import Search
+from planner.search import Scheduler
 from planner.solution import Conflict, Feasible, Infeasible, Solution
 
 
@@ -28,7 +29,7 @@ def solve(
     objective that lacks its floor or its prices.
     """
     named(scheduler)
-    _check(problem)
+    problem = resolved(problem)
     if problem.objective == "throughput_per_dollar":
         return solve_per_dollar(
             problem,
@@ -71,8 +72,8 @@ def solve_throughput(
         if on_incumbent is not None:
             on_incumbent(feasible(scored, False))
 
-    search = Search(cost, budget, should_stop=should_stop, on_improved=improved)
-    named(scheduler)(search)
+    search = HoldingSearch(cost, budget, should_stop=should_stop, on_improved=improved)
+    _running(problem, scheduler)(search)
     if search.best is None:
         return Infeasible(conflicts=conflicts(cost), scheduler=scheduler)
     if problem.floor_tokens_per_s is not None and search.best.prediction.tokens_per_s < problem.floor_tokens_per_s:
@@ -88,15 +89,7 @@ def floor_conflict(problem: Problem, bound: Bound) -> Conflict:
     )
 
 
-def _check(problem: Problem) -> None:
-    ids = {d.id for d in problem.cluster.devices}
-    for o in problem.overrides:
-        if o.device not in ids:
-            raise InvalidInput(
-                f"{o.kind} of a device that is not in the cluster",
-                where="problem.overrides",
-                got=o.device,
-                expected=", ".join(sorted(ids)[:8]) or "a device",
-            )
-        if o.kind == "pin" and o.role is None:
-            raise InvalidInput("a pin needs a role", where="problem.overrides", got=o.device)
+def _running(problem: Problem, scheduler: str) -> Scheduler:
+    """With a frozen trainer only replicas are left to choose; the oracle goes on judging every plan."""
+    frozen = any(p.role == "train" for p in frozen_placements(problem))
+    return around_frozen_trainer if frozen and scheduler != "exhaustive" else named(scheduler)
