@@ -1,7 +1,8 @@
 """The judge: is this plan valid for this problem? It shares only the memory model with the searchers."""
 
+import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from planner.cluster import Device
 from planner.cost.assumptions import Assumptions
@@ -34,9 +35,11 @@ def violations(plan: Plan, problem: Problem, assumptions: Assumptions | None = N
     if not plan.rollouts:
         found.append("a plan needs at least one rollout replica, it has none")
     resident = _resident_bytes(plan, tasks, ctx)
+    limit = functools.cache(functools.partial(running_limit, ctx))  # many replicas are alike
     for p in plan.placements:
         if p.role == "rollout":
-            found += _replica(p, problem, devices, ctx, max((resident.get(d, 0.0) for d in p.devices), default=0.0))
+            beside = max((resident.get(d, 0.0) for d in p.devices), default=0.0)
+            found += _replica(p, problem, devices, functools.partial(limit, p.kind, p.tp, p.pp, beside))
         else:
             found += _group(p, tasks[p], problem, devices, ctx)
             found += _group_memory(p, tasks[p], plan, ctx)
@@ -132,9 +135,7 @@ def _tp_inside(groups: list[list[Device]], who: str) -> Iterator[str]:
             yield f"{who}: the TP group {', '.join(d.id for d in group)} mixes device kinds"
 
 
-def _replica(
-    p: Placement, problem: Problem, devices: dict[str, Device], ctx: Context, beside_bytes: float
-) -> Iterator[str]:
+def _replica(p: Placement, problem: Problem, devices: dict[str, Device], running: Callable[[], int]) -> Iterator[str]:
     caps, who = problem.capabilities, f"replica on {p.devices[0]}"
     if p.stages:
         yield f"{who}: a replica has no training stages"
@@ -154,7 +155,7 @@ def _replica(
     if p.pp > problem.model.layers:
         yield f"{who}: {p.pp} stages for {problem.model.layers} layers"
         return
-    limit = running_limit(ctx, p.kind, p.tp, p.pp, beside_bytes)
+    limit = running()
     if limit < 1:
         yield f"{who}: weights and the longest sequence do not fit in memory"
     elif p.max_running is not None and not 1 <= p.max_running <= limit:

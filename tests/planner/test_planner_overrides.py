@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from planner import Budget, Capabilities, Feasible, Problem, Solution, solve, violations
 from planner.errors import InvalidInput
 from planner.override import Cap, Override
+from planner.plan import Placement, Plan
 from planner.record import replace
 from planner.resolve import changed, resolved
 
@@ -81,14 +82,12 @@ def test_no_override_is_ever_broken(p: Problem, scheduler: str) -> None:
 
 def test_a_frozen_replica_stays_although_another_shape_is_better() -> None:
     p = problem(FLEET_OF_FIVE)
-    free = planned(p)
-    pair = next(r for r in free.plan.rollouts if r.kind == "bandwidth")
-    slow = replace(pair, devices=("d3", "d4"), tp=2, pp=1)
-    force = replace(
-        free.plan,
-        placements=(*free.plan.sides, *(r for r in free.plan.rollouts if not {"d3", "d4"} & set(r.devices)), slow),
-    )
-    assert violations(replace(force), p) == ()
+    free = planned(p, scheduler="hex")
+    one = planned(replace(p, capabilities=Capabilities.single_device_roles()))
+    assert one.plan.train is not None
+    assert one.plan.train.devices[0] in ("d0", "d1")
+    force = Plan(placements=(one.plan.train, Placement(role="rollout", kind="bandwidth", devices=("d3", "d4"), tp=2)))
+    assert violations(force, p) == ()
     frozen = replace(p, in_force=force, overrides=(Override(device="d3", kind="freeze"),))
     for scheduler in ("hex", "areal-hex"):
         found = planned(frozen, scheduler=scheduler)
