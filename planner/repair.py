@@ -110,7 +110,7 @@ class _Fix:
             gone = {p.devices for p in taken}
             rest = [p for p in self.whole if p.devices not in gone]
             ways.append((self._estimate_s(train, rest), train, rest))
-            if not taken and len(train.devices) >= min(len(old.devices) / 2, len(pool)):
+            if not taken and train.kind == old.kind and 2 * len(train.devices) >= len(old.devices):
                 break
         best = 0
         for i, way in enumerate(ways):
