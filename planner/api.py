@@ -6,7 +6,7 @@ from planner.bound import Bound, upper_bound
 from planner.cost.model import CostModel, Scored
 from planner.explain import explain
 from planner.holding import HoldingSearch, around_frozen_trainer
-from planner.infeasible import conflicts
+from planner.infeasible import conflicts, floor_conflicts
 from planner.problem import Budget, Problem
 from planner.renting import solve_per_dollar
 from planner.resolve import frozen_placements, resolved
@@ -29,7 +29,7 @@ def solve(
     objective that lacks its floor or its prices.
     """
     named(scheduler)
-    problem = resolved(problem)
+    resolved(problem)  # says what is wrong with overrides before anything is searched
     if problem.objective == "throughput_per_dollar":
         return solve_per_dollar(
             problem,
@@ -49,12 +49,13 @@ def solve_throughput(
     should_stop: Callable[[], bool],
 ) -> Solution:
     """The plan with the shortest step."""
+    said, problem = problem, resolved(problem)
     cost = CostModel(problem)
     bound = upper_bound(cost)
     if bound is None:
-        return Infeasible(conflicts=conflicts(cost), scheduler=scheduler)
+        return Infeasible(conflicts=conflicts(cost, said), scheduler=scheduler)
     if problem.floor_tokens_per_s is not None and bound.tokens_per_s < problem.floor_tokens_per_s:
-        return Infeasible(conflicts=(floor_conflict(problem, bound),), scheduler=scheduler)
+        return Infeasible(conflicts=floor_conflicts(said, floor_conflict(problem, bound)), scheduler=scheduler)
 
     def feasible(scored: Scored, finished: bool) -> Feasible:
         return Feasible(
@@ -75,7 +76,7 @@ def solve_throughput(
     search = HoldingSearch(cost, budget, should_stop=should_stop, on_improved=improved)
     _running(problem, scheduler)(search)
     if search.best is None:
-        return Infeasible(conflicts=conflicts(cost), scheduler=scheduler)
+        return Infeasible(conflicts=conflicts(cost, said), scheduler=scheduler)
     if problem.floor_tokens_per_s is not None and search.best.prediction.tokens_per_s < problem.floor_tokens_per_s:
         return Infeasible(conflicts=(floor_conflict(problem, bound),), scheduler=scheduler)
     return feasible(search.best, not search.stopped)
