@@ -14,17 +14,20 @@ from planner.cost.memory import replica_weight_bytes, stage_params, state_bytes_
 from planner.cost.model import CostModel
 from planner.errors import InvalidInput
 from planner.holding import HoldingSearch, around_frozen_trainer
+from planner.judge import violations
+from planner.mending import Mending
 from planner.override import Cap, Override
+from planner.plan import Plan
 from planner.problem import Budget, Capabilities, Problem
 from planner.record import record, replace
-from planner.resolve import frozen_placements, resolved
+from planner.resolve import frozen_placements, resolved, room_of
 from planner.schedulers.areal_hex.training import improving_trainers
 from planner.schedulers.hex import hex_scheduler
 from planner.solution import Conflict
 from planner.space import DeviceClass, device_classes, replica_shapes, role_limits, tp_degrees
 
 _FIRST = Budget(evaluations=1, mip_seconds=1.0)
-_MORE_DEVICES, _MORE_MEMORY, _MORE_ETA = 16, 1e6, 64  # what "without that limit" means
+_MORE_DEVICES, _MORE_MEMORY, _MORE_ETA = 8, 1e6, 64  # what "without that limit" means
 _LOOSEST = Capabilities()
 
 
@@ -86,17 +89,39 @@ def smallest_conflict(
 
 
 def has_plan(problem: Problem) -> bool:
-    """Whether some plan is valid: the search of `hex` up to its first plan. False where overrides contradict each other."""
+    """Whether some plan is valid: one made by hand, else the search of `hex` up to its first plan.
+
+    False where overrides contradict each other.
+    """
     try:
         p = resolved(problem)
     except InvalidInput:
         return False
-    if any(c.devices == 0 and c.kind is None for c in p.caps):
+    cost = CostModel(p)
+    if not _may_be_possible(cost):
         return False
-    search = HoldingSearch(CostModel(p), _FIRST, should_stop=lambda: True)
-    frozen = any(q.role == "train" for q in frozen_placements(p))
-    (around_frozen_trainer if frozen else hex_scheduler)(search)
+    held = Plan(placements=frozen_placements(p))
+    quick = Mending(p, held).from_scratch()
+    if quick is not None and not violations(quick.plan, p):
+        return True
+    search = HoldingSearch(cost, _FIRST, should_stop=lambda: True)
+    (around_frozen_trainer if held.train is not None else hex_scheduler)(search)
     return search.best is not None
+
+
+def _may_be_possible(cost: CostModel) -> bool:
+    """What is seen without a search: whether caps and pins leave some kind to train and some replica."""
+    p, classes = cost.problem, device_classes(cost.problem)
+    may_train, may_roll = False, False
+    for kind in dict.fromkeys(c.place.kind for c in classes):
+        mine = [c for c in classes if c.place.kind == kind]
+        train, roll = room_of(p, "train", kind), room_of(p, "rollout", kind)
+        if sum(len(c.must_train) for c in mine) > train or sum(len(c.must_roll) for c in mine) > roll:
+            return False
+        may_train |= train > 0 and any(c.size > len(c.must_roll) for c in mine)
+        most = min(roll, sum(c.size - len(c.must_train) for c in mine))
+        may_roll |= any(s.devices <= most for s in replica_shapes(cost, classes, kind))
+    return may_train and may_roll
 
 
 def limits_of(problem: Problem) -> list[Limit]:
@@ -148,10 +173,10 @@ def _without_override(o: Override) -> Callable[[Problem], Problem]:
 
 
 def _with_devices(p: Problem) -> Problem:
-    """Two more machines of eight of every kind."""
+    """One more machine of eight of every kind."""
     regions = {d.kind: d.region for d in p.cluster.devices}
     more = tuple(
-        Device(id=f"more {k} {i}", kind=k, node=f"more {k} {i // 8}", region=regions.get(k, "local"))
+        Device(id=f"more {k} {i}", kind=k, node=f"more {k}", region=regions.get(k, "local"))
         for k in sorted(p.cluster.kinds)
         for i in range(_MORE_DEVICES)
     )

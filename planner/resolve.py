@@ -6,6 +6,7 @@ placement itself into every plan offered. So no scheduler knows of freezes, and 
 demand that the devices keep their role.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import cast
 
@@ -41,13 +42,29 @@ def resolved(problem: Problem) -> Problem:
     marked = {o.device for o in said if o.kind == "freeze"}
     said += [Override(device=d, kind="freeze", role=role) for d, role in held.items() if d not in marked]
     caps = problem.capabilities
-    limits = [c.devices for c in problem.caps if c.role == "train" and c.kind is None and c.devices > 0]
+    limits = _train_limits(problem)
     if caps.task_groups == 1:
         limits += [len(p.devices) for p in frozen if p.role == "train"]
     if limits:
         most = min((*limits, caps.train_max_devices or limits[0]))
         caps = replace(caps, train_max_devices=most)
     return replace(problem, overrides=tuple(said), capabilities=caps)
+
+
+def room_of(problem: Problem, role: str, kind: str) -> int:
+    """The most devices of a kind that the caps let have the role."""
+    return min((c.devices for c in problem.caps if c.role == role and c.kind in (None, kind)), default=10**9)
+
+
+def _train_limits(problem: Problem) -> list[int]:
+    """Most devices that may train by what caps say of each kind and of all; none where no cap binds. Never 0, which would
+    mean no limit: the judge sees to that."""
+    if not any(c.role == "train" for c in problem.caps):
+        return []
+    counts = Counter(d.kind for d in problem.cluster.devices)
+    total = sum(min(n, room_of(problem, "train", k)) for k, n in counts.items())
+    whole = min((c.devices for c in problem.caps if c.role == "train" and c.kind is None), default=total)
+    return [max(1, min(total, whole))]
 
 
 def frozen_placements(problem: Problem) -> tuple[Placement, ...]:
