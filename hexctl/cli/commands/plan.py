@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hexctl.cli.commands.plan_whatif import answer_explained, answer_what_if
 from hexctl.cli.exits import Exit, Progress, error
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, load, output_option, seconds, set_option, stdout_kept_pure
@@ -29,6 +30,12 @@ from planner.solution import Feasible, Infeasible, Solution
 @click.option(
     "--evaluations", type=click.IntRange(min=1), help="Plans to judge at most: the same number gives the same plan."
 )
+@click.option(
+    "--what-if",
+    metavar="KEY=VALUE,...",
+    help="Compare with the plan under changes: add=8xL40S, remove=node3, eta=8, kv=keep, update=overlapped, price.H20=1.2.",
+)
+@click.option("--explain", is_flag=True, help="Add what holds the plan back and what single changes would give.")
 @set_option
 @output_option
 def plan(
@@ -38,6 +45,8 @@ def plan(
     compare: str | None,
     budget: str | None,
     evaluations: int | None,
+    what_if: str | None,
+    explain: bool,
     settings: tuple[str, ...],
     output: str,
 ) -> int:
@@ -48,6 +57,16 @@ def plan(
     names = [n.strip() for n in (compare or scheduler or loaded.config.planner.scheduler).split(",")]
     with stdout_kept_pure():
         problem = problem_of(loaded.config)
+    if what_if or explain:
+        if compare or (what_if and explain):
+            raise click.UsageError("give one of --compare, --what-if and --explain")
+        again = lambda p: _timed(p, names[0], limit_s, evaluations)  # noqa: E731
+        return (
+            answer_what_if(problem, what_if, again, output)
+            if what_if
+            else answer_explained(problem, again, output, limit_s)
+        )
+    with stdout_kept_pure():
         solved = [_timed(problem, name, limit_s, evaluations) for name in names]
     if compare:
         answer(output, [plan_document(s, t) for s, t in solved], comparison_text(solved))
