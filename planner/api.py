@@ -6,7 +6,7 @@ from planner.bound import Bound, upper_bound
 from planner.cost.model import CostModel, Scored
 from planner.explain import explain
 from planner.holding import HoldingSearch, around_frozen_trainer
-from planner.infeasible import conflicts, floor_conflicts
+from planner.infeasible import conflicts, first_plan, floor_conflicts
 from planner.problem import Budget, Problem
 from planner.renting import solve_per_dollar
 from planner.resolve import frozen_placements, resolved
@@ -75,6 +75,9 @@ def solve_throughput(
 
     search = HoldingSearch(cost, budget, should_stop=should_stop, on_improved=improved)
     _running(problem, scheduler)(search)
+    if search.best is None and scheduler != "exhaustive":
+        # A scheduler that gives up early, as areal-hex may under caps, has not shown that there is no plan.
+        first_plan(search, by_hand_only=scheduler == "hex")
     if search.best is None:
         return Infeasible(conflicts=conflicts(cost, said), scheduler=scheduler)
     if problem.floor_tokens_per_s is not None and search.best.prediction.tokens_per_s < problem.floor_tokens_per_s:

@@ -28,6 +28,7 @@ from planner.space import DeviceClass, device_classes, replica_shapes, role_limi
 
 _FIRST = Budget(evaluations=1, mip_seconds=1.0)
 _MORE_DEVICES, _MORE_MEMORY, _MORE_ETA = 8, 1e6, 64  # what "without that limit" means
+_SMALL = 64  # devices
 _LOOSEST = Capabilities()
 
 
@@ -89,7 +90,8 @@ def smallest_conflict(
 
 
 def has_plan(problem: Problem) -> bool:
-    """Whether some plan is valid: one made by hand, else the search of `hex` up to its first plan.
+    """Whether some plan is valid: one made by hand, else the search of `hex` up to its first plan. On more
+    than `_SMALL` devices the former alone decides: fast, and not a proof.
 
     False where overrides contradict each other.
     """
@@ -100,19 +102,30 @@ def has_plan(problem: Problem) -> bool:
     cost = CostModel(p)
     if not _may_be_possible(cost):
         return False
-    held = Plan(placements=frozen_placements(p))
-    quick = Mending(p, held).from_scratch()
-    if quick is not None and not violations(quick.plan, p):
-        return True
     search = HoldingSearch(cost, _FIRST, should_stop=lambda: True)
-    (around_frozen_trainer if held.train is not None else hex_scheduler)(search)
+    first_plan(search, by_hand_only=len(p.cluster.devices) > _SMALL)
     return search.best is not None
+
+
+def first_plan(search: HoldingSearch, *, by_hand_only: bool) -> None:
+    """Offer some plan, if there is one: made by hand, else what `hex` finds until the search is halted."""
+    problem = search.problem
+    held = Plan(placements=frozen_placements(problem))
+    quick = Mending(problem, held).from_scratch()
+    if quick is not None and not violations(quick.plan, problem):
+        search.offer(quick.plan)
+    if search.best is None and not by_hand_only:
+        (around_frozen_trainer if held.train is not None else hex_scheduler)(search)
 
 
 def _may_be_possible(cost: CostModel) -> bool:
     """What is seen without a search: whether caps and pins leave some kind to train and some replica."""
     p, classes = cost.problem, device_classes(cost.problem)
     may_train, may_roll = False, False
+    pinned = [c for c in classes if c.must_train]
+    caps = p.capabilities
+    if len({c.place.kind for c in pinned}) > min(2, caps.train_max_kinds) and caps.task_groups == 1:
+        return False
     for kind in dict.fromkeys(c.place.kind for c in classes):
         mine = [c for c in classes if c.place.kind == kind]
         train, roll = room_of(p, "train", kind), room_of(p, "rollout", kind)
