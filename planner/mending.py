@@ -160,9 +160,10 @@ class Mending:
         n = len(train.devices)
         for given in dict.fromkeys(min(n - 1, g) for g in (1, 2, 3, 4, 6, 8, n // 4, n // 2, n - 1) if g >= 1):
             ordered = sorted(train.devices, key=lambda d: self.limits.get(d) != "train")
-            smaller = self._refit(train, ordered[: n - given]) if given else None
-            if smaller is not None and (found := self._completed([smaller, *others])) is not None:
-                return found
+            for rest in (ordered[: n - given], ordered[given:]):
+                smaller = self._refit(train, rest)
+                if smaller is not None and (found := self._completed([smaller, *others])) is not None:
+                    return found
         return None
 
     def _completed(self, placements: Sequence[Placement]) -> Scored | None:

@@ -1,13 +1,15 @@
 """A solution of the planner as a document and as text. Pure."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hexctl.cli.render.text import DASH, devices, duration, money, number, pairs, share, table
 from planner.plan import Placement
-from planner.sensitivity import Action, Pressure
 from planner.solution import Feasible, Infeasible, Repaired, Solution
-from planner.whatif import Comparison
+
+if TYPE_CHECKING:  # they cost a solver to import
+    from planner.sensitivity import Action, Pressure
+    from planner.whatif import Comparison
 
 
 def plan_document(solution: Solution, solve_s: float) -> dict[str, Any]:
@@ -132,7 +134,7 @@ def _alike(placements: tuple[Placement, ...]) -> list[list[Placement]]:
     return list(groups.values())
 
 
-def what_if_document(c: Comparison) -> dict[str, Any]:
+def what_if_document(c: "Comparison") -> dict[str, Any]:
     """The keys of `hexctl plan --what-if --output json`; gains are null where there is no plan on one side."""
     return {
         "changes": [str(x) for x in c.changes],
@@ -143,7 +145,7 @@ def what_if_document(c: Comparison) -> dict[str, Any]:
     }
 
 
-def what_if_text(c: Comparison) -> str:
+def what_if_text(c: "Comparison") -> str:
     """Figures before and after side by side, then what is predicted of the difference and what is proven."""
     lines = ["what if " + ", ".join(str(x) for x in c.changes)]
     for name, solution in (("before", c.before), ("after", c.after)):
@@ -181,7 +183,7 @@ def what_if_text(c: Comparison) -> str:
     return "\n".join(lines)
 
 
-def explanation_document(pressures: Sequence[Pressure], told: Sequence[Action]) -> dict[str, Any]:
+def explanation_document(pressures: "Sequence[Pressure]", told: "Sequence[Action]") -> dict[str, Any]:
     """The keys that `--explain` adds to those of a plan."""
     return {
         "held_back_by": [{"what": p.what, "predicted_gain": p.gain} for p in pressures],
@@ -192,7 +194,7 @@ def explanation_document(pressures: Sequence[Pressure], told: Sequence[Action]) 
     }
 
 
-def explanation_text(pressures: Sequence[Pressure], told: Sequence[Action]) -> str:
+def explanation_text(pressures: "Sequence[Pressure]", told: "Sequence[Action]") -> str:
     """What holds the plan back and what to do about it."""
     lines = ["held back by (gain of a tenth more of it under the same plan, predicted)"]
     rows = [(f"  {p.what}", signed(p.gain)) for p in pressures[:6]]
@@ -212,7 +214,7 @@ def explanation_text(pressures: Sequence[Pressure], told: Sequence[Action]) -> s
     return "\n".join(lines)
 
 
-def _acted(a: Action) -> tuple[str, str]:
+def _acted(a: "Action") -> tuple[str, str]:
     return ("no plan", DASH) if a.gain is None or a.at_most is None else (signed(a.gain), signed(a.at_most))
 
 
