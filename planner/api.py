@@ -9,7 +9,7 @@ from planner.holding import HoldingSearch, around_frozen_trainer
 from planner.infeasible import conflicts, first_plan, floor_conflicts
 from planner.problem import Budget, Problem
 from planner.renting import solve_per_dollar
-from planner.resolve import frozen_placements, resolved
+from planner.resolve import frozen_placements, resolved, with_pins_for_keeps
 from planner.schedulers import scheduler as named
 from planner.search import Scheduler
 from planner.solution import Conflict, Feasible, Infeasible, Solution
@@ -32,7 +32,7 @@ def solve(
     resolved(problem)  # says what is wrong with overrides before anything is searched
     if problem.objective == "throughput_per_dollar":
         return solve_per_dollar(
-            problem,
+            with_pins_for_keeps(problem),
             lambda p: solve_throughput(p, scheduler, budget or Budget(), None, should_stop),
             on_incumbent=on_incumbent,
             should_stop=should_stop,

@@ -17,6 +17,7 @@ from planner.refit import refitted
 from planner.resolve import changed, count_capped, frozen_placements, room_of, unmet_cap
 from planner.solution import Explanation, Repaired
 from planner.space import DeviceClass, device_classes, replica_shapes, role_limits
+from planner.workflow import tasks_of
 
 _FEW = 64  # placements
 _WORTH = 0.95  # a larger trainer must make the step so much shorter to take more from replicas
@@ -57,7 +58,8 @@ class Mending:
             len(p.devices) for p in self.previous.placements
         ):
             return None  # devices with two placements need a search
-        sides = [p for p in self.broken if p.role != "rollout"]
+        tasks = tasks_of(self.previous, self.problem.workload)
+        sides = [replace(p, tasks=tasks[p]) for p in self.broken if p.role != "rollout"]
         if not sides:
             return self._completed(self.whole) or self._from_trainer(self.whole)
         if len(sides) > 1:

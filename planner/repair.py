@@ -31,7 +31,9 @@ def repair(problem: Problem, previous: Plan) -> Repair:
     found = fix.plan()
     if found is not None and not violations(found.plan, standing):
         return fix.told(found, notes)
-    return solve(replace(standing, objective="throughput"), scheduler="hex", budget=_FALLBACK)
+    # Some plan now: what to rent and how much to reach is for the search that follows.
+    plain = replace(standing, objective="throughput", floor_tokens_per_s=None)
+    return solve(plain, scheduler="hex", budget=_FALLBACK)
 
 
 def _standing(problem: Problem) -> tuple[Problem, tuple[str, ...]]:

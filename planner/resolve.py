@@ -51,6 +51,20 @@ def resolved(problem: Problem) -> Problem:
     return replace(problem, overrides=tuple(said), capabilities=caps)
 
 
+def with_pins_for_keeps(problem: Problem) -> Problem:
+    """The problem with a pin for every keep, for an objective that chooses machines and so cannot hold the plan in force.
+    InvalidInput where there are freezes: those need it."""
+    if any(o.kind == "freeze" for o in problem.overrides):
+        raise InvalidInput(
+            "freeze goes with objective throughput only",
+            where=_WHERE,
+            got=problem.objective,
+            hint="keep the devices instead, or take the freeze back",
+        )
+    said = tuple(replace(o, kind="pin") if o.kind == "keep" else o for o in resolved(problem).overrides)
+    return replace(problem, overrides=said)
+
+
 def room_of(problem: Problem, role: str, kind: str) -> int:
     """The most devices of a kind that the caps let have the role."""
     return min((c.devices for c in problem.caps if c.role == role and c.kind in (None, kind)), default=10**9)

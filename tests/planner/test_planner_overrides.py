@@ -158,3 +158,14 @@ def test_a_freeze_that_cannot_hold() -> None:
 @given(held(freezes=True))
 def test_resolving_twice_changes_nothing(p: Problem) -> None:
     assert resolved(resolved(p)) == resolved(p)
+
+
+def test_machines_are_rented_for_kept_devices_too() -> None:
+    p = problem(FLEET_OF_FIVE, objective="throughput_per_dollar", floor_tokens_per_s=1.0)
+    force = planned(replace(p, objective="throughput"), scheduler="hex").plan
+    one = replace(p, in_force=force, overrides=(Override(device="d4", kind="keep"),))
+    found = planned(one)
+    assert violations(found.plan, one) == ()
+    assert found.plan.role_of("d4") == force.role_of("d4")
+    with pytest.raises(InvalidInput, match="objective throughput only"):
+        solve(replace(one, overrides=(Override(device="d4", kind="freeze"),)))

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from fleets import BANDWIDTH, COMPUTE, FLEET_OF_FIVE, cluster, kind, problem, problems, workloads
+from fleets import BANDWIDTH, COMPUTE, FLEET_OF_FIVE, cluster, kind, problem, problems, workload, workloads
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +11,7 @@ from benchmarks.bench_repair import fleet_and_plan
 from planner import Budget, Capabilities, Feasible, Infeasible, Problem, solve, violations
 from planner.cost import CostModel
 from planner.override import Cap, Override
-from planner.plan import Plan
+from planner.plan import Placement, Plan, Stage, Task
 from planner.record import replace
 from planner.repair import Repair, repair
 from planner.resolve import changed
@@ -171,3 +171,31 @@ def test_a_thousand_gpus_are_repaired_at_once() -> None:
     assert found.plan.train is not None
     assert found.plan.train.dp == 15
     assert not set(found.changed) & {d for r in plan.rollouts for d in r.devices}
+
+
+def test_a_group_of_scoring_tasks_comes_back_too() -> None:
+    fleet = cluster(*[("compute", "a")] * 3, *[("bandwidth", "b")] * 2, kinds=(COMPUTE, BANDWIDTH))
+    ppo = workload(algorithm="ppo", reward="model", reference_model=True)
+    p = problem(fleet, workload=ppo, capabilities=Capabilities(task_groups=2))
+    stage = Stage(devices=("d0",), kind="compute", dp=1, tp=1, layers=24)
+
+    def group(role: str, on: str, *tasks: Task) -> Placement:
+        return Placement(role=role, kind="compute", devices=(on,), stages=(replace(stage, devices=(on,)),), tasks=tasks)  # type: ignore[arg-type]
+
+    before = Plan(
+        placements=(
+            group("train", "d0"),
+            group("score", "d1", "reward", "reference"),
+            Placement(role="rollout", kind="bandwidth", devices=("d3",)),
+            Placement(role="rollout", kind="bandwidth", devices=("d4",)),
+        )
+    )
+    assert violations(before, p) == ()
+    found = repair(without(p, {"d1"}), before)
+    assert isinstance(found, Repaired)
+    assert found.changed == ("d2",), "the idle device of the same kind takes over"
+    assert found.plan.role_of("d2") == "score"
+    trained = repair(without(p, {"d0"}), before)
+    assert isinstance(trained, Repaired)
+    assert trained.changed == ("d2",)
+    assert trained.plan.train is not None
