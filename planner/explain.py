@@ -31,13 +31,24 @@ def explain(cost: CostModel, scored: Scored, bound: Bound, runner_up: Scored | N
         counts = Counter(trained_on(cost, runner_up.plan))
         other = " + ".join(f"{n} x {k}" for k, n in counts.items())
         slower = runner_up.prediction.step_s / p.step_s - 1
-        lines.append(f"next best: training on {other}, " + (f"{slower:.1%} slower" if slower >= 5e-4 else "as fast"))
+        lines.append(
+            f"next best: training on {other}, "
+            + (f"{slower:.1%} slower{_why_slower(runner_up, scored)}" if slower >= 5e-4 else "as fast")
+        )
     gap = max(0.0, 1 - p.tokens_per_s / bound.tokens_per_s)
     if gap < 1e-6:
         lines.append("no plan of this plan space is faster")
     else:
         lines.append(f"no plan of this plan space is more than {gap / (1 - gap):.1%} faster")
     return Explanation(headline=head, lines=tuple(lines))
+
+
+def _why_slower(other: Scored, best: Scored) -> str:
+    """The side that loses it the time."""
+    a, b = other.prediction, best.prediction
+    sides = (("training", a.train_s, b.train_s), ("rollout", a.rollout_s, b.rollout_s))
+    word, mine, theirs = max(sides, key=lambda s: s[1] - s[2])
+    return f": its {word} takes {_seconds(mine)} instead of {_seconds(theirs)}" if mine > theirs else ""
 
 
 def _seconds(s: float) -> str:
