@@ -15,7 +15,7 @@ from planner.scan import scan_of
 from planner.space import DeviceClass, device_classes, replica_shapes
 
 _MARGIN = 1e-9
-_STEPS = 400  # looks at the scan's frontier: the bound is the best by then
+_STEPS = 200  # looks at the scan's frontier: the bound is the best by then
 
 EXACT = "exact: every plan of one training device and single-device replicas"
 RELAXED = (

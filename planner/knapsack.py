@@ -63,6 +63,8 @@ def fill(sizes: Sequence[int], values: Sequence[float], devices: int, at_least: 
 
     None where no filling covers so many. Among equals the one with more devices of large sizes.
     """
+    if at_least > devices:
+        return None
     worst = float("-inf")
     table: list[tuple[float, int]] = [(0.0, -1)]  # by devices covered exactly: (value, last size taken)
     for n in range(1, devices + 1):

@@ -23,7 +23,7 @@ _SMALL = 8  # devices
 _LAYOUTS, _LARGE_LAYOUTS = 48, 4  # ways to lay out a cell that are tried, on small fleets and on larger ones
 _LARGE = 64  # devices from which only the layouts of `schedulers.layouts` are tried
 _PATIENCE = 32  # cells without a better plan that end the search on a large fleet
-_STEPS = 200  # looks at the scan's frontier that a large fleet gets
+_STEPS = 200  # looks at the scan's frontier that a fleet beyond the smallest gets
 _TIE = 1e-9
 
 
@@ -45,9 +45,9 @@ def hex_scheduler(search: Search) -> None:
 
     def cells() -> Iterator[Cell]:
         # Where the order cannot be proven in time, what is likely comes next.
-        steps = _STEPS if devices > _LARGE else None
+        steps = _STEPS if devices > _SMALL else None
         yield from (cell for _, cell in scan.ascending(to_beat_s, steps=steps))
-        if scan.lowest_s() < to_beat_s():
+        if steps is not None and scan.lowest_s() < to_beat_s():
             yield from scan.likely(_PATIENCE)
 
     for cell in cells():
