@@ -198,7 +198,7 @@ def test_the_first_cell_is_that_of_a_plain_scan_up_to_40_devices(p: Problem) -> 
 # What boxes and stops promise.
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(middle_problems(most=20), st.integers(1, 12))
 def test_a_bound_holds_however_early_it_is_taken(p: Problem, steps: int) -> None:
     scan = Scan(CostModel(p), device_classes(p))
@@ -209,7 +209,7 @@ def test_a_bound_holds_however_early_it_is_taken(p: Problem, steps: int) -> None
         assert bounds[-1] <= first[0] * SLACK
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(middle_problems(most=20), st.integers(0, 4))
 def test_a_rescan_is_the_scan_of_the_other_devices(p: Problem, lost: int) -> None:
     cost, classes = CostModel(p), device_classes(p)
