@@ -1,7 +1,7 @@
 """A proven upper bound on the throughput of any plan of the plan space.
 
-The first cell of `planner.scan` bounds every plan. With one device a role there is nothing to relax and the bound is the
-optimum.
+The first cell of `planner.scan` bounds every plan, and so does the lowest box of its frontier where that cell is not reached
+in `_STEPS` looks. With one device a role there is nothing to relax and the bound is the optimum.
 """
 
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ RELAXED = (
     "the devices; concurrency at halvings of the memory limit; where devices lie is relaxed, but for their regions"
 )
 COARSE = RELAXED + "; the last ranges of data-parallel degrees are taken together"
+MERGED = "; the closest regions are taken for one"
 
 
 @record
@@ -41,9 +42,11 @@ def upper_bound(cost: CostModel) -> Bound | None:
     if caps.train_max_devices == 1 and caps.rollout_max_tp == 1 and caps.rollout_max_pp == 1:
         step, scope = _single(cost, classes), EXACT
     else:
-        found = scan_of(cost).bound_s(_STEPS)
+        scan = scan_of(cost)
+        found = scan.bound_s(_STEPS)
         step = None if found is None else found[0]
         scope = RELAXED if found is None or found[1] else COARSE
+        scope += MERGED if any(len(regions) > 1 for regions in scan.pools.sites) else ""
     if step is None:
         return None
     step *= 1 - _MARGIN

@@ -4,7 +4,8 @@ The cells of the plan space (`planner.scan`) come with the shortest relaxed peri
 machines, whole machines first, with the fastest trainer that fits there and the replicas of the rollout MILP. When the next
 cell could at best be as slow as the incumbent, no cell is left that could beat it and the search is over. Where the first
 cell can be laid out as relaxed, as on machines of one size, that is at once: the plan meets its bound. On larger fleets a cell
-is tried in a few layouts only and patience ends the search too: what is proven then is the bound, not the plan.
+is tried in a few layouts only (`schedulers.layouts`) and patience ends the search too: what is proven then is the bound, not
+the plan. Bound and search share one scan, so the search starts where the bound stopped.
 """
 
 import itertools
