@@ -1,15 +1,20 @@
-"""Seconds from a configuration to a plan, and how far the plan is from its bound."""
+"""Seconds from a configuration to a plan, and how far the plan is from its bound; then fleets of up to 10,000 GPUs."""
 
 from pathlib import Path
 
 import planner
+from benchmarks.large_fleets import large_problem
 from benchmarks.timing import median_ms
+from planner.cost import CostModel
 from planner.model import load_model_spec
 from planner.problem import Problem
+from planner.scan import Scan
 from planner.solution import Feasible
+from planner.space import device_classes
 from runtime.config.load import load_config
 from runtime.config.problem import cluster_from_config, problem_from_config
 
+WHAT_IF_STEPS = 200
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 
@@ -28,4 +33,20 @@ def run() -> dict[str, float]:
             assert isinstance(solution, Feasible)
             figures[f"{name}.{scheduler}.solve_s"] = _solve_s(problem, scheduler)
             figures[f"{name}.{scheduler}.gap_percent"] = 100 * solution.gap
+    for devices, regions in ((1024, 1), (1024, 10), (10_000, 1)):
+        figures |= _large(devices, regions)
     return figures
+
+
+def _large(devices: int, regions: int) -> dict[str, float]:
+    """One large fleet: a plan from nothing, its gap, and the bound again after the loss of a machine."""
+    problem, name = large_problem(devices, regions=regions), f"{devices}-gpus-{regions}-regions.hex"
+    solution = planner.solve(problem, scheduler="hex")
+    assert isinstance(solution, Feasible)
+    scan, classes = Scan(CostModel(problem), device_classes(problem)), device_classes(problem)
+    scan.bound_s(WHAT_IF_STEPS)
+    return {
+        f"{name}.solve_s": _solve_s(problem, "hex"),
+        f"{name}.gap_percent": 100 * solution.gap,
+        f"{name}.what_if_ms": median_ms(lambda: scan.rescan(classes[1:]).bound_s(WHAT_IF_STEPS), repeats=5),
+    }

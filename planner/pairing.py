@@ -209,7 +209,7 @@ class Pairing:
     def hopeless(self, cells: Cells) -> Flags:
         """[c] whether nothing that a cell leaves can roll out at all."""
         inside = self.pools.inside[cells.sites] - np.maximum(cells.used, self.must_train)
-        enough = (self.pools.count >= self.smallest[:, None]).any(axis=0)  # [r]
-        away: Flags = np.asarray((enough & ~self.pools.member).any(axis=1))
+        enough = np.sum(self.pools.count >= self.smallest[:, None], axis=0) > 0  # [r]
+        away = (enough & ~self.pools.member).any(axis=1)
         left: Flags = (inside >= self.smallest).any(axis=1) | away[cells.sites]
         return ~left
