@@ -14,6 +14,8 @@ from planner.schedulers.hetrl.layout import GroupLayout, Seat, SeatedReplica, ro
 from planner.schedulers.hetrl.ways import Chunks, Ways
 from planner.space import DeviceClass
 
+_IDLE = 0.15  # of the draws leave a kind out of generation
+
 
 @record
 class Team:
@@ -123,8 +125,10 @@ class Breeder:
         return out
 
     def _packings(self) -> tuple[Packing, ...]:
-        """One random shape for each kind."""
-        rank = {k: self.rng.randrange(len(s)) if s else -1 for k, s in self.shapes.items()}
+        """One random shape for each kind; now and then none."""
+        rank = {
+            k: self.rng.randrange(len(s)) if s and self.rng.random() >= _IDLE else -1 for k, s in self.shapes.items()
+        }
         return tuple(Packing(rank=rank[c.place.kind]) for c in self.classes)
 
     def mutated(self, genome: Genome) -> Genome:
@@ -132,7 +136,9 @@ class Breeder:
         if self.rng.random() < 0.4:
             g = self.rng.randrange(len(genome.teams))
             t = genome.teams[g]
-            made = self.team(t.tasks, t.counts, self.rng.randrange(8), self._order())
+            made = self.team(
+                t.tasks, t.counts, self.rng.randrange(max(1, len(self.ways.of(t.tasks, t.counts)))), self._order()
+            )
             return genome if made is None else self._with(genome, g, made)
         i = self.rng.randrange(len(self.classes))
         kind = self.classes[i].place.kind

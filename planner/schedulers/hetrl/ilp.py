@@ -11,8 +11,9 @@ from collections import Counter
 from planner.cost.model import Scored
 from planner.cost.network import Place
 from planner.judge import violations
+from planner.record import replace
 from planner.schedulers.areal_hex.rollout import best_rollout
-from planner.schedulers.hetrl.columns import Candidates
+from planner.schedulers.hetrl.columns import Candidates, Slot
 from planner.schedulers.hetrl.layout import GroupLayout, Seat, SeatedReplica, plan_of
 from planner.schedulers.hetrl.milp import Chosen, PeriodModel, fastest
 from planner.schedulers.hetrl.replicas import replica_candidates
@@ -24,7 +25,7 @@ from planner.workflow import phi
 
 _STEP = 2e-7  # periods closer than this are one: rounding of the cost model's bisection and of the solver
 _COARSE_STEP = 1e-3  # the same on fleets whose candidates are coarse anyway
-_ROUNDS = 60
+_ROUNDS, _COARSE_ROUNDS = 60, 12
 _WARM = 96  # evaluations of `hetrl` that give the first incumbent
 
 
@@ -52,25 +53,18 @@ class _Periods:
         if self.fastest_s == math.inf or not self.replicas:
             return
         low, high = self._least_s(), self._incumbent_s()
-        at_top = high < math.inf
-        for _ in range(_ROUNDS):
+        at_top = self.candidates.exact
+        for _ in range(_ROUNDS if self.candidates.exact else _COARSE_ROUNDS):
             if self.search.halted() or high <= low * (1 + self.step):
                 return
-            if high == math.inf:
-                period = self._endless_s()
-            else:
-                period = high * (1 - self.step) if at_top else math.sqrt(low * high)
-            status, found_s = self._test(period)
-            if status in ("infeasible", "unknown"):
-                if at_top or high == math.inf:
-                    return
-                low = period
-            elif found_s < high * (1 - self.step / 2):
-                high = min(high, found_s)
-            elif at_top or high == math.inf:
-                return  # the solver's rounding: nothing that the cost model calls faster
-            else:
-                low = period
+            middle = high * (1 - self.step) if at_top else math.sqrt(low * high)
+            status, found_s = self._test(self._endless_s() if high == math.inf else middle)
+            if found_s < high * (1 - self.step / 2):
+                high = found_s
+            elif high == math.inf or (at_top and (status == "infeasible" or self.candidates.exact)):
+                return  # proven; or the solver's rounding: nothing that the cost model calls faster
+            elif not at_top:
+                low = middle
             at_top = not at_top
 
     def _incumbent_s(self) -> float:
@@ -81,9 +75,7 @@ class _Periods:
         total = 0.0
         for p, ix in enumerate(self.candidates.pools):
             size = sum(self.candidates.classes[i].size for i in ix)
-            rates = [
-                r.offers[0].level.rate_tokens_per_s / r.shape.devices if p in r.at else 0.0 for r in self.replicas
-            ]
+            rates = [r.offers[0].level.rate_tokens_per_s / r.shape.devices if p in r.at else 0.0 for r in self.replicas]
             each = [o.level.rate_tokens_per_s / r.shape.devices for r in self.replicas if p in r.at for o in r.offers]
             total += size * max([*rates, *each], default=0.0)
         return total
@@ -125,7 +117,10 @@ class _Periods:
             if placed is None:
                 return None
             groups = placed
-        replicas = self._seated(chosen) if self.candidates.exact or self.candidates.shared else self._packed(groups)
+        if self.candidates.exact:
+            replicas = self._seated(chosen)
+        else:
+            replicas = self._shared(chosen, groups) if self.candidates.shared else self._packed(groups)
         if not replicas:
             return None
         problem = self.search.problem
@@ -134,7 +129,7 @@ class _Periods:
 
     def _placed(self, groups: list[GroupLayout]) -> list[GroupLayout] | None:
         """Candidates made for empty pools, one after the other on what is left of the real ones, larger ones first."""
-        ways, classes = self.candidates.ways, self.candidates.classes
+        classes = self.candidates.classes
         left = [c.size - len(c.must_roll) for c in classes]
         out: dict[int, GroupLayout] = {}
         for n in sorted(range(len(groups)), key=lambda n: (-sum(groups[n].used(len(classes))), n)):
@@ -156,13 +151,10 @@ class _Periods:
                 for i in mine:
                     rest[i] -= s.tp
                 chunks.append(mine)
-            blocks = tuple(
-                s.__class__(kind=s.kind, tp=s.tp, layers=s.layers, chunks=c)
-                for s, c in zip(g.stages, chunks, strict=True)
-            )
+            blocks = tuple(replace(s, chunks=c) for s, c in zip(g.stages, chunks, strict=True))
             out[n] = GroupLayout(tasks=g.tasks, stages=blocks)
             left = [a - b for a, b in zip(left, out[n].used(len(classes)), strict=True)]
-        return [out[n] for n in range(len(groups))] if all(self.candidates.ways is ways for _ in out) else None
+        return [out[n] for n in range(len(groups))]
 
     def _packed(self, groups: list[GroupLayout]) -> list[SeatedReplica]:
         """The best replicas on what the groups leave, exactly."""
@@ -215,4 +207,36 @@ class _Periods:
                     for _ in range(c.shape.tp):
                         seats.append(pools[p].pop() if pools[p] else Seat(at=self.candidates.pools[p][0]))
                 out.append(SeatedReplica(shape=c.shape, seats=tuple(seats)))
+        return out
+
+    def _shared(self, chosen: Chosen, groups: list[GroupLayout]) -> list[SeatedReplica]:
+        """Coarse candidates that share devices: each TP group on the first machine with seats that it fits, larger ones
+        first; a replica that finds none is left out."""
+        classes = self.candidates.classes
+        used = [sum(ns) for ns in zip(*(g.used(len(classes)) for g in groups), strict=True)]
+        seats: list[list[tuple[Slot, Seat]]] = []
+        for i, c in enumerate(classes):
+            own = Slot(pool=self.candidates.pool_of[i])
+            seats.append([(own, Seat(at=i))] * (c.size - used[i]))
+        for g, n in enumerate(chosen.groups):
+            for slot, stage, _ in self.candidates.found[n].slots:
+                s = groups[g].stages[stage]
+                for i in s.chunks:
+                    if self.candidates.pool_of[i] == slot.pool:
+                        seats[i] += [(slot, Seat(at=i, group=g, stage=stage))] * s.tp
+        out: list[SeatedReplica] = []
+        for r in sorted(chosen.replicas, key=lambda r: (-self.replicas[r].shape.tp, r)):
+            want, tp = self.replicas[r], self.replicas[r].shape.tp
+            for _ in range(chosen.replicas[r]):
+                taken: list[tuple[Slot, Seat]] = []
+                for p in want.at:
+                    for i in self.candidates.pools[p]:
+                        fit = [x for x in seats[i] if want.fits(x[0])][:tp]
+                        if len(fit) == tp:
+                            for x in fit:
+                                seats[i].remove(x)
+                            taken += fit
+                            break
+                if len(taken) == want.shape.devices:
+                    out.append(SeatedReplica(shape=want.shape, seats=tuple(x for _, x in taken)))
         return out

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from planner.cost.decode import ReplicaShape
 from planner.placing import StageLayout
-from planner.plan import Placement, Plan, PlacementRole, Stage, Task
+from planner.plan import Placement, PlacementRole, Plan, Stage, Task
 from planner.record import record
 from planner.space import DeviceClass
 from planner.workflow import TRAINING

@@ -113,7 +113,9 @@ class PeriodModel:
         kept: list[Tier] = []
         for t in sorted(found, key=lambda t: (-t.most_train_s, -t.tokens)):
             gives = [t.tokens - t.rate * d for d in drop]
-            if not any(k.tokens - k.rate * drop[0] >= gives[0] and k.tokens - k.rate * drop[1] >= gives[1] for k in kept):
+            if not any(
+                k.tokens - k.rate * drop[0] >= gives[0] and k.tokens - k.rate * drop[1] >= gives[1] for k in kept
+            ):
                 kept.append(t)
         return kept
 
@@ -159,7 +161,11 @@ class PeriodModel:
         for p, ix in enumerate(self.candidates.pools):
             size, train, roll = (
                 sum(len(x) for i in ix for x in parts(classes[i]))
-                for parts in (lambda c: (c.free, c.must_train, c.must_roll), lambda c: (c.must_train,), lambda c: (c.must_roll,))
+                for parts in (
+                    lambda c: (c.free, c.must_train, c.must_roll),
+                    lambda c: (c.must_train,),
+                    lambda c: (c.must_roll,),
+                )
             )
             used = pulp.lpSum(found[n].used[p] * v for n, v in self.z.items() if found[n].used[p])
             own = self._own(p, sharing)
@@ -232,7 +238,7 @@ class PeriodModel:
             if t.most_train_s < self.high_s * (1 - 1e-12):
                 runs = self._whole(f"u{k}", 1)
                 self.model += y <= self.replicas[t.candidate].most * runs
-                self.model += self.T <= self.high_s - (self.high_s - t.most_train_s) * runs
+                self.model += self.high_s - (self.high_s - t.most_train_s) * runs >= self.T
 
 
 def fastest(found: Sequence[Candidate]) -> float:

@@ -12,7 +12,9 @@ from planner.search import Search
 from planner.space import device_classes, replica_shapes
 
 _HALVING = 0.6  # of the evaluations; the others refine device counts around the best plan found
-_IDLE = 400  # evaluations without a new genome that end the refinement
+_IDLE = 150  # draws in a row without a new genome that end the refinement
+_RESTARTS = 4  # small fleets spend few evaluations in one pass; the rest goes to new populations
+_TURN = 8  # evaluations of an arm where halving found no plan at all
 
 
 def hetrl(search: Search) -> None:
@@ -33,18 +35,28 @@ def evolve(search: Search, evaluations: int) -> None:
     shapes = {k: replica_shapes(search.cost, classes, k) for k in kinds}
     breeder = Breeder(Ways(search.cost, classes), shapes, random.Random(problem.seed))
     score = Scorer(search, breeder)
+    until = search.evaluations + evaluations
+    for _ in range(_RESTARTS):
+        left = until - search.evaluations
+        if left <= 0 or search.halted():
+            return
+        _halve(score, left)
+        _refine(score, max(c.size for c in classes), until)
+
+
+def _halve(score: Scorer, evaluations: int) -> None:
+    """Levels 1 and 2 from new populations."""
+    search, classes = score.search, score.breeder.classes
     arms = [
-        [GpuGrouping(score, tasks, sizes) for sizes in gpu_groupings(problem, classes, tasks)]
-        for tasks in task_groupings(problem)
+        [GpuGrouping(score, tasks, sizes) for sizes in gpu_groupings(search.problem, classes, tasks)]
+        for tasks in task_groupings(search.problem)
     ]
-    start = search.evaluations
     nested_halving(arms, max(1, int(evaluations * _HALVING)), search.halted)
     # Thinned arms may all have been barren: then each of the others gets a turn.
     for arm in (a for grouping in arms for a in grouping):
         if score.best[1] is not None or search.halted():
-            break
-        arm.spend(8)
-    _refine(score, max(c.size for c in classes), start + evaluations)
+            return
+        arm.spend(_TURN)
 
 
 def _refine(score: Scorer, unit: int, until: int) -> None:
@@ -52,7 +64,7 @@ def _refine(score: Scorer, unit: int, until: int) -> None:
     breeder, search = score.breeder, score.search
     fruitless = 0
     while search.evaluations < until and not search.halted() and fruitless < _IDLE:
-        seconds, best = score.best
+        best = score.best[1]
         if best is None:
             return
         before = search.evaluations

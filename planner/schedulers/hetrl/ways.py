@@ -16,8 +16,8 @@ from planner.plan import Task
 from planner.schedulers.hetrl.layout import GroupLayout
 from planner.space import BlockShape, DeviceClass, block_shapes
 
-_COSTED = 16  # pairs of blocks of two kinds that are costed, best estimate first
-_KEPT = 8  # ways kept for each set of counts
+_COSTED, _KEPT = 8, 4  # ways that are costed, best estimate first, and kept for each set of counts
+_FEW, _FEW_COSTED, _FEW_KEPT = 8, 64, 32  # the same up to so many devices
 
 Blocks = tuple[BlockShape, ...]
 Chunks = tuple[tuple[int, ...], ...]  # for each block, the class of each of its dp * pp TP groups
@@ -55,22 +55,22 @@ class Ways:
         found: list[Blocks] = []
         if len(options) == 1 or not exactly:
             found += [(b,) for bs in options.values() for b in bs]
-        if len(options) == 2 or (len(options) > 2 and not exactly):
-            if min(caps.train_max_kinds, 2) == 2:
-                for ka, kb in itertools.permutations(options, 2):
-                    found += itertools.product(options[ka], options[kb])
+        if caps.train_max_kinds >= 2 and (len(options) == 2 or (len(options) > 2 and not exactly)):
+            for ka, kb in itertools.permutations(options, 2):
+                found += itertools.product(options[ka], options[kb])
         found = [bs for bs in found if limit is None or sum(b.devices for b in bs) <= limit]
         estimated = sorted((self._estimate_s(tasks, bs), i) for i, bs in enumerate(found))
+        few = sum(counts) <= _FEW
         costed: list[tuple[float, int]] = []
         for low_s, i in estimated:
-            if len(costed) >= _COSTED or low_s == math.inf:
+            if len(costed) >= (_FEW_COSTED if few else _COSTED) or low_s == math.inf:
                 break
             chunks = self.chunks(found[i], counts, range(len(self.classes)))
             group = self.lay_out(tasks, found[i], chunks) if chunks is not None else None
             seconds = self.cost_of(group) if group is not None else None
             if seconds is not None:
                 costed.append((seconds.train_s, i))
-        return tuple(found[i] for _, i in sorted(costed)[:_KEPT])
+        return tuple(found[i] for _, i in sorted(costed)[: _FEW_KEPT if few else _KEPT])
 
     def _estimate_s(self, tasks: tuple[Task, ...], blocks: Blocks) -> float:
         """The slowest stage's products, without communication; infinite where the actor cannot be held."""
