@@ -6,11 +6,12 @@ from types import MappingProxyType
 from planner.errors import UnknownName
 from planner.schedulers.areal_hex import areal_hex
 from planner.schedulers.exhaustive import exhaustive
+from planner.schedulers.hetrl import hetrl, hetrl_ilp
 from planner.schedulers.hex import hex_scheduler
 from planner.search import Scheduler
 
 SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
-    {"areal-hex": areal_hex, "hex": hex_scheduler, "exhaustive": exhaustive}
+    {"areal-hex": areal_hex, "hex": hex_scheduler, "exhaustive": exhaustive, "hetrl": hetrl, "hetrl-ilp": hetrl_ilp}
 )
 
 
