@@ -268,17 +268,33 @@ def test_knapsacks_are_exact(sizes: list[int], data: st.DataObject, devices: int
     assert found[1] == 0
 
 
-@given(st.sampled_from([[1, 2, 4, 8], [2, 4], [2, 3]]), st.data(), st.integers(0, 12), st.integers(0, 3))
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1, 2, 3, 4]), VALUES), min_size=1, max_size=5),
+    st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    st.integers(0, 3),
+)
 def test_a_machine_is_filled_as_well_as_it_can_be(
-    sizes: list[int], data: st.DataObject, devices: int, at_least: int
+    items: list[tuple[int, int, float]], more: list[int], at_least: int
 ) -> None:
-    values = [data.draw(VALUES) for _ in sizes]
-    best = _every_value(sizes, values, devices, at_least)
-    found = fill(sizes, values, devices, at_least)
-    assert (best is None) == (found is None)
+    """Devices that items of each level and below may cover: all combinations, level by level."""
+    devices = list(itertools.accumulate(more))
+    items = [(min(level, len(devices) - 1), size, value) for level, size, value in items]
+
+    def fits(ns: tuple[int, ...]) -> bool:
+        covered = [
+            sum(n * size for n, (level, size, _) in zip(ns, items, strict=True) if level <= top)
+            for top in range(len(devices))
+        ]
+        return all(c <= d for c, d in zip(covered, devices, strict=True)) and covered[-1] >= at_least
+
+    every = itertools.product(*(range(devices[-1] // size + 1) for _, size, _ in items))
+    worth = [sum(n * v for n, (_, _, v) in zip(ns, items, strict=True)) for ns in every if fits(ns)]
+    found = fill(items, devices, at_least)
+    assert (not worth) == (found is None)
     if found is not None:
-        assert at_least <= sum(n * s for n, s in zip(found, sizes, strict=True)) <= devices
-        assert sum(n * v for n, v in zip(found, values, strict=True)) == pytest.approx(best)
+        assert fits(tuple(found))
+        assert sum(n * v for n, (_, _, v) in zip(found, items, strict=True)) == pytest.approx(max(worth))
 
 
 def test_beyond_its_table_a_knapsack_is_bounded_by_its_density() -> None:

@@ -164,7 +164,7 @@ class Candidates:
         """Counts of a pool to consider: powers of two inside a machine and whole machines; whole machines."""
         size = self.classes[self.pools[pool][0]].size
         total = sum(self._room(i) for i in self.pools[pool])
-        whole = [n for n in range(size, total + 1, size)]
+        whole = list(range(size, total + 1, size))
         parts = [n for n in (1, 2, 3, 4, 6) if n < min(size, total + 1)]
         extra = [total] if total not in whole and total > 0 else []
         return sorted({*parts, *whole, *extra}), sorted({*whole, *extra})
