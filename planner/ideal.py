@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from planner.cluster import Link
 from planner.columns import Columns
 from planner.cost.network import Spread, local_link, spread_collective_s
-from planner.cost.training import StageShape, TrainerShape, crossing_s
+from planner.cost.training import StageShape, TrainerShape
 from planner.lanes import Lanes
 from planner.pools import Pools, best_of
 from planner.record import replace
@@ -73,7 +73,7 @@ class IdealTrainer:
         key = (left, right, int(self.pools.size[sites]) > 1)
         if key not in self._borders:
             link = self._link(self.lanes.keys[left][0], self.lanes.keys[right][0], key[2])
-            self._borders[key] = crossing_s(self.cost.context, link, share=1.0)
+            self._borders[key] = self.columns.crossing_s(link)
         return self._borders[key]
 
     def _collective_s(self, lane: int, block: BlockShape) -> float:
@@ -124,7 +124,7 @@ class IdealTrainer:
             yield self._seconds(replace(shape, stages=stages))
         if not alone:
             inside = self._seconds(shape)
-            yield None if inside is None else max(inside, crossing_s(self.cost.context, bridge, share=1.0))
+            yield None if inside is None else max(inside, self.columns.crossing_s(bridge))
 
     def _spread(self, lane: int, block: BlockShape, at_least: int, remote: Link) -> Spread:
         """The number of machines with the shortest collective of one stage, from the fewest to one a worker."""
@@ -154,7 +154,5 @@ class IdealTrainer:
         """The link with the shortest border between stages of two kinds."""
         if (a, b, several) not in self._links:
             links = self.pools.home_links(a, b, several=several)
-            self._links[a, b, several] = min(
-                links, key=lambda x: (crossing_s(self.cost.context, x, share=1.0), -x.bytes_per_s)
-            )
+            self._links[a, b, several] = min(links, key=lambda x: (self.columns.crossing_s(x), -x.bytes_per_s))
         return self._links[a, b, several]
