@@ -25,6 +25,7 @@ _SMALL = 8  # devices
 _LARGE_LAYOUTS = 4  # ways to lay out a cell that are tried on larger fleets
 _LARGE = 64  # devices from which only the layouts of `schedulers.layouts` are tried
 _PATIENCE = 32  # cells without a better plan that end the search on a large fleet
+_GROUPS_PATIENCE = 8  # the same for workflows of several tasks, whose cells have many ways each
 _STEPS = 200  # looks at the scan's frontier that a fleet beyond the smallest gets
 _TIE = 1e-9
 
@@ -44,7 +45,7 @@ def hex_scheduler(search: Search) -> None:
 def _groups(search: Search, scan: SideScan) -> None:
     """Workflows whose tasks may have devices of their own."""
     small = sum(c.size for c in scan.classes) <= _SMALL
-    fruitless = 0
+    fruitless = 0  # cells since the last better plan
 
     def to_beat_s() -> float:
         if search.halted():
@@ -53,7 +54,7 @@ def _groups(search: Search, scan: SideScan) -> None:
 
     for _, cell in scan.ascending(to_beat_s):
         best = search.best
-        if best is not None and fruitless >= _PATIENCE:
+        if best is not None and fruitless >= _GROUPS_PATIENCE:
             return
         plan_cell(search, scan, cell, small=small)
         fruitless = 0 if search.best is not best or small else fruitless + 1
