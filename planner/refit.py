@@ -27,7 +27,7 @@ def refitted(
     room: Callable[[str], int] = lambda _: 10**9,
 ) -> Placement | None:
     """`old` on some of `devices`, the first of them preferred: its blocks with as much of their DP as fits, else the shape with
-    the best lower bound that holds the models. None when none does.
+    the best lower bound that holds the models, on no more devices than before where that goes. None when none does.
 
     `must`: devices that have to be in it; `room`: the most devices of a kind.
     """
@@ -41,11 +41,12 @@ def refitted(
     same = tuple(_shrunk(b, chunks.count(b.kind, b.tp), room(b.kind)) for b in blocks_of(old))
     if same and all(b.dp > 0 for b in same) and (found := fit(same)) is not None:
         return found
-    shapes = [s for s in _shapes(columns, chunks, room) if sum(b.devices for b in s) >= len(must)]
-    bounds = [(columns.bound_s(s, ()), i) for i, s in enumerate(shapes)]
-    for bound_s, i in sorted(bounds)[:_TRIES]:
-        if bound_s < float("inf") and (found := fit(shapes[i])) is not None:
-            return found
+    for most in (max(len(old.devices), len(must)), 10**9):  # no larger than it was, unless it has to be
+        shapes = [s for s in _shapes(columns, chunks, room, most) if sum(b.devices for b in s) >= len(must)]
+        bounds = [(columns.bound_s(s, ()), i) for i, s in enumerate(shapes)]
+        for bound_s, i in sorted(bounds)[:_TRIES]:
+            if bound_s < float("inf") and (found := fit(shapes[i])) is not None:
+                return found
     return None
 
 
@@ -74,11 +75,11 @@ def _shrunk(block: BlockShape, chunks: int, room: int) -> BlockShape:
     return BlockShape(kind=block.kind, tp=block.tp, dp=dp, pp=block.pp)
 
 
-def _shapes(columns: Columns, chunks: _Chunks, room: Callable[[str], int]) -> list[tuple[BlockShape, ...]]:
-    """Single blocks on all devices of a kind, and pairs of them."""
+def _shapes(columns: Columns, chunks: _Chunks, room: Callable[[str], int], most: int) -> list[tuple[BlockShape, ...]]:
+    """Single blocks on all devices of a kind, and pairs of them, of at most `most` devices."""
     problem = columns.cost.problem
     caps, samples = problem.capabilities, problem.workload.samples_per_step
-    most = caps.train_max_devices or 10**9
+    most = min(most, caps.train_max_devices or most)
     single: dict[str, list[BlockShape]] = {}
     for kind in chunks.by_kind:
         for tp in tp_degrees(problem, caps.train_max_tp):
