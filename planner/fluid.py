@@ -53,7 +53,7 @@ def _train_rate(cost: CostModel, kind: str) -> float:
 
 
 def _rollout_rate(cost: CostModel, kind: str) -> float:
-    caps, link = cost.problem.capabilities, cost.problem.cluster.same_kind
+    caps, link = cost.problem.capabilities, cost.problem.cluster.same_kind.bulk()
     rates = [
         offer.level.rate_tokens_per_s / shape.devices
         for tp in tp_degrees(cost.problem, caps.rollout_max_tp)

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 
 from planner.cluster import Link
 from planner.columns import Columns
-from planner.cost.network import Spread, local_link, spread_collective_s
+from planner.cost.network import Spread, best_of, local_link, spread_collective_s
 from planner.cost.training import StageShape, TrainerShape
 from planner.lanes import Lanes
-from planner.pools import Pools, best_of
+from planner.pools import Pools
 from planner.record import replace
 from planner.space import BlockShape
 
@@ -21,7 +21,7 @@ class IdealTrainer:
     def __init__(self, columns: Columns, pools: Pools, lanes: Lanes) -> None:
         self.columns, self.pools, self.lanes = columns, pools, lanes
         self.cost = columns.cost
-        self.near = best_of([pools.cluster.same_kind, *pools.region_links])
+        self.near = best_of([pools.cluster.same_kind.bulk(), *pools.region_links])
         self._links: dict[tuple[int, int, bool], Link] = {}
         self._borders: dict[tuple[int, int, bool], float] = {}
         self._collectives: dict[tuple[int, int], float] = {}

@@ -108,7 +108,7 @@ class Mending:
 
     def _rate(self, r: Placement) -> float:
         shape = ReplicaShape(kind=r.kind, tp=r.tp, pp=r.pp)
-        offers = self.cost.offers(shape, self.problem.cluster.same_kind)
+        offers = self.cost.offers(shape, self.problem.cluster.same_kind.bulk())
         return max((o.level.rate_tokens_per_s for o in offers), default=0.0)
 
     def _refit(self, old: Placement, pool: Sequence[str]) -> Placement | None:

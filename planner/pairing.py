@@ -118,7 +118,7 @@ class Pairing:
         for k, kind in enumerate(self.pools.kinds):
             by_size: dict[int, list[tuple[float, float, float, float]]] = {}
             for shape in replica_shapes(cost, self.pools.classes, kind):
-                for o in cost.offers(shape, self.pools.cluster.same_kind):
+                for o in cost.offers(shape, self.pools.cluster.same_kind.bulk()):
                     again = o.pause_s - (0.0 if self.overlapped else o.transfer_s)
                     by_size.setdefault(shape.devices, []).append((k, o.level.rate_tokens_per_s, o.level.tau_s, again))
             first.append(len(starts))

@@ -63,7 +63,8 @@ def _beside(scan: SideScan) -> tuple[float, ...]:
     if not scan.shared:
         return (0.0,)
     shapes = {s for k in scan.kinds for s in replica_shapes(scan.cost, scan.classes, k)}
-    return (0.0, *sorted({replica_resident_bytes(scan.cost.context, s.tp, s.pp) for s in shapes}))
+    # Where they may share they mostly should: elsewhere (0) comes last.
+    return (*sorted({replica_resident_bytes(scan.cost.context, s.tp, s.pp) for s in shapes}), 0.0)
 
 
 def _laid_out(scan: SideScan, way: Way, beside: float, *, small: bool) -> Iterator[tuple[_Group, ...]]:
