@@ -14,7 +14,7 @@ from planner.cost.network import Place
 from planner.judge import violations
 from planner.record import replace
 from planner.schedulers.areal_hex.rollout import best_rollout
-from planner.schedulers.hetrl.columns import SMALL, Candidates, Slot
+from planner.schedulers.hetrl.columns import Candidates, Slot
 from planner.schedulers.hetrl.layout import GroupLayout, Seat, SeatedReplica, plan_of
 from planner.schedulers.hetrl.milp import Chosen, PeriodModel, fastest
 from planner.schedulers.hetrl.replicas import replica_candidates
@@ -27,14 +27,13 @@ from planner.workflow import phi
 _STEP = 2e-7  # periods closer than this are one: rounding of the cost model's bisection and of the solver
 _COARSE_STEP = 1e-3  # the same on fleets whose candidates are coarse anyway
 _ROUNDS, _COARSE_ROUNDS = 200, 16
-_WARM, _COARSE_WARM = 96, 500  # evaluations of `hetrl` that give the first incumbent
+_WARM = 96  # evaluations of `hetrl` that give the first incumbent
 
 
 def hetrl_ilp(search: Search) -> None:
     """Offer plans until the incumbent is proven the best over all candidates, or the search is halted."""
     classes = device_classes(search.problem)
-    warm = _WARM if sum(c.size for c in classes) <= SMALL else _COARSE_WARM
-    evolve(search, min(warm, search.budget.evaluations))
+    evolve(search, min(_WARM, search.budget.evaluations))
     if not classes or search.halted():
         return
     _Periods(search, Candidates(Ways(search.cost, classes))).close_in()
