@@ -17,7 +17,7 @@ from planner.record import record
 from planner.schedulers.hetrl.layout import GroupLayout
 from planner.schedulers.hetrl.ways import Ways
 from planner.space import BlockShape, DeviceClass, block_shapes, replica_shapes
-from planner.workflow import side_tasks
+from planner.workflow import TRAINING, side_tasks
 
 SMALL = 8  # devices
 
@@ -142,10 +142,10 @@ class Candidates:
                     yield (at, *others)
 
     def _coarse(self, tasks: tuple[Task, ...]) -> Iterator[GroupLayout]:
-        """The best layouts on counts of one pool; where the group trains the actor, on whole machines of two pools too."""
+        """The best layouts on counts of one pool; where the group trains, on whole machines of two pools too."""
         sizes = [self._steps(p) for p in range(len(self.pools))]
         wanted = [{p: n} for p in range(len(self.pools)) for n in sizes[p][0]]
-        if "actor_training" in tasks and self.problem.capabilities.train_max_kinds >= 2:
+        if set(tasks) & set(TRAINING) and self.problem.capabilities.train_max_kinds >= 2:
             for p, q in itertools.combinations(range(len(self.pools)), 2):
                 if self.classes[self.pools[p][0]].place.kind != self.classes[self.pools[q][0]].place.kind:
                     wanted += [{p: n, q: m} for n in sizes[p][1] for m in sizes[q][1]]

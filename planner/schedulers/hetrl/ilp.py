@@ -1,8 +1,9 @@
-"""`hetrl-ilp`: the shortest period by MILPs at fixed periods.
+"""`hetrl-ilp`: the shortest period by MILPs at fixed windows (see `milp`).
 
 The incumbent (the plan in force, or the best of a short run of `hetrl`) is tested first: is any plan faster by more than
 rounding? If not, it is the optimum over the candidates. If so, the plan found is the incumbent, and the middle between the
-highest period known to be impossible and the incumbent is tested, in turn with the incumbent itself.
+highest period known to be impossible and the incumbent is tested, in turn with the incumbent itself. In sync modes the
+window that a better plan may take is closed from above instead.
 """
 
 import math
@@ -25,14 +26,14 @@ from planner.workflow import phi
 
 _STEP = 2e-7  # periods closer than this are one: rounding of the cost model's bisection and of the solver
 _COARSE_STEP = 1e-3  # the same on fleets whose candidates are coarse anyway
-_ROUNDS, _COARSE_ROUNDS = 60, 12
+_ROUNDS, _COARSE_ROUNDS = 200, 16
 _WARM = 96  # evaluations of `hetrl` that give the first incumbent
 
 
 def hetrl_ilp(search: Search) -> None:
     """Offer plans until the incumbent is proven the best over all candidates, or the search is halted."""
-    evolve(search, min(_WARM, search.budget.evaluations))
     classes = device_classes(search.problem)
+    evolve(search, min(_WARM, search.budget.evaluations))
     if not classes or search.halted():
         return
     _Periods(search, Candidates(Ways(search.cost, classes))).close_in()
@@ -46,19 +47,26 @@ class _Periods:
         self.rules = search.cost.rules
         self.replicas = replica_candidates(candidates)
         self.step = _STEP if candidates.exact else _COARSE_STEP
+        self.rounds = _ROUNDS if candidates.exact else _COARSE_ROUNDS
         self.fastest_s = fastest(candidates.found)
+        rate = self._most_rate()
+        self.least_window_s = self.rules.work_tokens / rate if rate > 0 else math.inf
 
     def close_in(self) -> None:
-        """Test periods until none between the impossible and the incumbent is left."""
+        """Until nothing between the impossible and the incumbent is left, or the rounds are spent."""
         if self.fastest_s == math.inf or not self.replicas:
             return
-        low, high = self._least_s(), self._incumbent_s()
+        self._close_in_sync() if self.rules.sync else self._close_in_async()
+
+    def _close_in_async(self) -> None:
+        low, high = max(self.fastest_s, self.rules.reward_s + self.least_window_s), self._incumbent_s()
         at_top = self.candidates.exact
-        for _ in range(_ROUNDS if self.candidates.exact else _COARSE_ROUNDS):
+        for _ in range(self.rounds):
             if self.search.halted() or high <= low * (1 + self.step):
                 return
             middle = high * (1 - self.step) if at_top else math.sqrt(low * high)
-            status, found_s = self._test(self._endless_s() if high == math.inf else middle)
+            period = self._endless_s() if high == math.inf else middle
+            status, _, found_s = self._test(period - self.rules.reward_s, (self.fastest_s, period))
             if found_s < high * (1 - self.step / 2):
                 high = found_s
             elif high == math.inf or (at_top and (status == "infeasible" or self.candidates.exact)):
@@ -66,6 +74,26 @@ class _Periods:
             elif not at_top:
                 low = middle
             at_top = not at_top
+
+    def _close_in_sync(self) -> None:
+        """A better plan has T + reward + W below the incumbent, so W is at most what the least T leaves; the least T of that
+        window bounds T from below, which shrinks the window, and so on."""
+        least_s, reward_s = self.fastest_s, self.rules.reward_s
+        for _ in range(self.rounds):
+            if self.search.halted():
+                return
+            high = self._incumbent_s()
+            target = self._endless_s() if high == math.inf else high * (1 - self.step)
+            window = target - reward_s - least_s
+            most_s = target - reward_s - self.least_window_s
+            if window < self.least_window_s or most_s < least_s:
+                return
+            status, bound_s, found_s = self._test(window, (least_s, most_s))
+            if status in ("infeasible", "unknown"):
+                return
+            if not (found_s < high * (1 - self.step / 2) or bound_s > least_s * (1 + self.step / 10)):
+                return
+            least_s = bound_s
 
     def _incumbent_s(self) -> float:
         return self.search.best.prediction.step_s if self.search.best is not None else math.inf
@@ -80,11 +108,6 @@ class _Periods:
             total += size * max([*rates, *each], default=0.0)
         return total
 
-    def _least_s(self) -> float:
-        """No plan has a shorter period."""
-        rollout_s = self.rules.reward_s + self.rules.work_tokens / self._most_rate()
-        return self.fastest_s + rollout_s if self.rules.sync else max(self.fastest_s, rollout_s)
-
     def _endless_s(self) -> float:
         """A period that any candidates keep."""
         rules = self.rules
@@ -94,21 +117,15 @@ class _Periods:
         groups = self.search.problem.capabilities.task_groups
         return 2 * (groups * max(c.seconds for c in self.candidates.found) + rules.reward_s + slowest + tail)
 
-    def _test(self, period_s: float) -> tuple[str, float]:
-        """What the solver says of a period, and the period of the plan it found."""
-        high = period_s
-        if self.rules.sync:
-            high -= self.rules.reward_s + self.rules.work_tokens / self._most_rate()
-        if high < self.fastest_s * (1 - 1e-12):
-            return "infeasible", math.inf
-        model = PeriodModel(
-            self.candidates, self.replicas, self.rules, period_s=period_s, train_s=(self.fastest_s, high)
-        )
-        answer, chosen = model.solve(self.search.budget.mip_seconds)
-        if chosen is None:
-            return answer.status, math.inf
-        scored = self._offer(chosen)
-        return answer.status, math.inf if scored is None else scored.prediction.step_s
+    def _test(self, window_s: float, train_s: tuple[float, float]) -> tuple[str, float, float]:
+        """What the solver says of a window, the least T in it as far as proven (sync), and the period of the plan found."""
+        if train_s[1] < train_s[0] * (1 - 1e-12):
+            return "infeasible", train_s[0], math.inf
+        model = PeriodModel(self.candidates, self.replicas, self.rules, window_s=window_s, train_s=train_s)
+        answer, chosen = model.solve(self.search.budget.mip_seconds, 0.0 if self.candidates.exact else _COARSE_STEP)
+        scored = None if chosen is None else self._offer(chosen)
+        found_s = math.inf if scored is None else scored.prediction.step_s
+        return answer.status, model.least_train_s(answer), found_s
 
     def _offer(self, chosen: Chosen) -> Scored | None:
         groups = [self.candidates.found[n].layout for n in chosen.groups]

@@ -1,4 +1,4 @@
-"""`hetrl-ilp` at a fixed period P: is there a plan whose step takes no longer? A MILP.
+"""`hetrl-ilp` at a fixed window W of rollout: which plan does the work in it, and with what trainer time? A MILP.
 
     z_s in {0, 1}   candidate s runs (a group of tasks with its layout on devices); each task is run by one, at most
                     `task_groups` run at all
@@ -6,12 +6,13 @@
     y_c integer     replicas of each candidate c, by the tier of T up to which it may run that way
     f integer       devices that replicas share with groups (co-location)
 
-Rows: devices of each pool, pins, the link that goes with where the actor trains, and the work:
-async  sum_c rate_c (P - reward - pause_c) y_c >= B len,      T <= (eta + 1) P - M_tail tau_c   where y_c > 0
-sync   sum_c rate_c (P - reward - pause_c - T) y_c >= B len,  T <= P - reward - pause_c - tail tau_c   where y_c > 0
-The products T y_c are exact: y_c is written in binary, each bit times T linearised between the bounds of T.
+Rows: devices of each pool, pins, the link that goes with where the actor trains, the work sum_c rate_c (W - pause_c) y_c >=
+B len, and admission. Async: W = P - reward for a period P, any T <= P will do, and T <= (eta + 1) P - M_tail tau_c where
+y_c > 0; the model looks for the most work. Sync: W >= pause_c + tail tau_c where y_c > 0, the step is T + reward + W, and the
+model looks for the least T. Taking W and not P as given is what keeps it linear there: at a fixed P the work would hold T y_c.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,16 +25,16 @@ from planner.schedulers.hetrl.layout import role_of
 from planner.schedulers.hetrl.replicas import ReplicaCandidate, links_to
 from planner.solvers import Answer, run
 
-_FEASIBLE_GAP = 0.02  # a feasible plan is what is asked for; the next period is nearer than its optimum
+_FEASIBLE_GAP = 0.02  # async: a feasible plan is what is asked for, however much work it does
+_ROUNDING = 1 + 1e-12
 
 
 @record
 class Tier:
-    """One way to run a replica candidate at this period: tokens (without T in sync) and the largest T that admits it."""
+    """One way to run a replica candidate in this window: tokens, and the largest T that admits it."""
 
     candidate: int
     tokens: float
-    rate: float
     most_train_s: float
 
 
@@ -47,7 +48,7 @@ class Chosen:
 
 
 class PeriodModel:
-    """The MILP of one period. `train_s`: proven bounds of T for any plan that is that fast."""
+    """The MILP of one window. `train_s`: the T looked for, the lower end proven."""
 
     def __init__(
         self,
@@ -55,11 +56,11 @@ class PeriodModel:
         replicas: Sequence[ReplicaCandidate],
         rules: Rules,
         *,
-        period_s: float,
+        window_s: float,
         train_s: tuple[float, float],
     ) -> None:
         self.candidates, self.replicas, self.rules = candidates, replicas, rules
-        self.period_s, (self.low_s, self.high_s) = period_s, train_s
+        self.window_s, (self.low_s, self.high_s) = window_s, train_s
         self.model = pulp.LpProblem("period", pulp.LpMaximize)
         self.z = {
             n: self._whole(f"z{n}", 1) for n, c in enumerate(candidates.found) if c.seconds <= self.high_s * (1 + 1e-12)
@@ -68,19 +69,19 @@ class PeriodModel:
         self.tiers = [t for n in range(len(replicas)) for t in self._tiers(n)]
         self.y = [self._whole(f"y{k}", replicas[t.candidate].most) for k, t in enumerate(self.tiers)]
         self.f: dict[tuple[int, int, Slot], Any] = {}
-        work = self._work()
-        self.model += work - self.T / self.period_s * 0.5
+        work = pulp.lpSum(t.tokens / rules.work_tokens * y for t, y in zip(self.tiers, self.y, strict=True))
+        self.model += -self.T / self.high_s if rules.sync else work - self.T / self.high_s * 0.5
         self.model += work >= 1 - 1e-9
         self._groups()
         self._devices()
         self._links()
         self._admission()
 
-    def solve(self, limit_s: float) -> tuple[Answer, Chosen | None]:
-        """The solver's answer and what it picked, where it found anything."""
+    def solve(self, limit_s: float, relative_gap: float) -> tuple[Answer, Chosen | None]:
+        """The solver's answer and what it picked, where it found anything; in sync T to `relative_gap` of the least."""
         if not self.tiers:
             return Answer(status="infeasible", values={}, objective=None, bound=None, solver="cbc"), None
-        answer = run(self.model, time_limit_s=limit_s, relative_gap=_FEASIBLE_GAP)
+        answer = run(self.model, time_limit_s=limit_s, relative_gap=relative_gap if self.rules.sync else _FEASIBLE_GAP)
         if not answer.values:
             return answer, None
         values = answer.values
@@ -102,45 +103,26 @@ class PeriodModel:
 
     def _tiers(self, n: int) -> list[Tier]:
         """The ways to run a replica that no other way dominates, for the T that are possible."""
-        rules, found = self.rules, list[Tier]()
+        found: list[Tier] = []
         for o in self.replicas[n].offers:
             most = min(self.high_s, self._most_train_s(o))
             if most >= self.low_s:
-                tokens = o.level.rate_tokens_per_s * max(0.0, rules.window_s(self.period_s, 0.0) - o.pause_s)
-                found.append(Tier(candidate=n, tokens=tokens, rate=o.level.rate_tokens_per_s, most_train_s=most))
-        # In sync a tier gives tokens - rate T: better is more at either end of T's range.
-        drop = (self.low_s, self.high_s) if rules.sync else (0.0, 0.0)
+                tokens = o.level.rate_tokens_per_s * max(0.0, self.window_s - o.pause_s)
+                found.append(Tier(candidate=n, tokens=tokens, most_train_s=most))
         kept: list[Tier] = []
         for t in sorted(found, key=lambda t: (-t.most_train_s, -t.tokens)):
-            gives = [t.tokens - t.rate * d for d in drop]
-            if not any(
-                k.tokens - k.rate * drop[0] >= gives[0] and k.tokens - k.rate * drop[1] >= gives[1] for k in kept
-            ):
+            if not any(k.tokens >= t.tokens for k in kept):
                 kept.append(t)
         return kept
 
     def _most_train_s(self, o: Offer) -> float:
-        """The largest trainer time with which an offer may run in this period: `Rules.required_s` turned round."""
+        """The largest trainer time with which an offer may run: `Rules.required_s` turned round."""
         rules = self.rules
         if rules.sync:
-            return self.period_s - rules.reward_s - o.pause_s - rules.tail_batch * o.level.tau_s
-        most = (rules.eta + 1) * self.period_s - rules.tail_group * o.level.tau_s
-        return min(most, self.period_s - o.transfer_s) if rules.pause_all else most
-
-    def _work(self) -> Any:
-        need = self.rules.work_tokens
-        terms = [t.tokens / need * y for t, y in zip(self.tiers, self.y, strict=True)]
-        if self.rules.sync:
-            for k, (t, y) in enumerate(zip(self.tiers, self.y, strict=True)):
-                bits = self.replicas[t.candidate].most.bit_length()
-                b = [self._whole(f"b{k}_{i}", 1) for i in range(bits)]
-                self.model += pulp.lpSum(2**i * v for i, v in enumerate(b)) == y
-                for i, v in enumerate(b):
-                    w = self.model.add_variable(f"w{k}_{i}", lowBound=0)
-                    self.model += w >= self.low_s * v
-                    self.model += w >= self.T - self.high_s * (1 - v)
-                    terms.append(-t.rate * 2**i / need * w)
-        return pulp.lpSum(terms)
+            return math.inf if o.pause_s + rules.tail_batch * o.level.tau_s <= self.window_s * _ROUNDING else -math.inf
+        period_s = self.window_s + rules.reward_s
+        most = (rules.eta + 1) * period_s - rules.tail_group * o.level.tau_s
+        return min(most, period_s - o.transfer_s) if rules.pause_all else most
 
     def _groups(self) -> None:
         found = self.candidates.found
@@ -239,6 +221,10 @@ class PeriodModel:
                 runs = self._whole(f"u{k}", 1)
                 self.model += y <= self.replicas[t.candidate].most * runs
                 self.model += self.high_s - (self.high_s - t.most_train_s) * runs >= self.T
+
+    def least_train_s(self, answer: Answer) -> float:
+        """Sync: no plan that does the work in this window trains faster, by the solver's bound."""
+        return self.low_s if answer.bound is None else max(self.low_s, -answer.bound * self.high_s)
 
 
 def fastest(found: Sequence[Candidate]) -> float:

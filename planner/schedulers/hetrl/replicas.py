@@ -11,6 +11,8 @@ from planner.cost.step import Offer
 from planner.record import record
 from planner.schedulers.hetrl.columns import Candidate, Candidates, Slot
 
+_LEVELS = 4
+
 
 @record
 class ReplicaCandidate:
@@ -73,6 +75,8 @@ def _every(candidates: Candidates) -> Iterator[ReplicaCandidate]:
                 needs = replica_resident_bytes(ctx, shape.tp, shape.pp)
                 slots = [s for c in candidates.found for s, _, _ in c.slots if s.pool in at and needs <= s.takes_bytes]
                 levels = sorted({0.0, *(s.held_bytes for s in slots)}, reverse=True)
+                if not candidates.exact:  # the fullest devices, emptier ones in a few steps, and empty ones
+                    levels = [*levels[:-1][:: max(1, len(levels) // _LEVELS)], levels[-1]]
                 for link in links_to(candidates, at):
                     seen: set[tuple[Offer, ...]] = set()
                     for held in levels:
