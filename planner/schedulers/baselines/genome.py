@@ -46,7 +46,8 @@ class Genome:
         )
 
     def decode(self, genes: Sequence[int]) -> Plan | None:
-        """The plan of these genes; None where a group has no device or more stages than layers, or nothing generates."""
+        """The plan of these genes; None where a group has no device or more stages than layers, a device that must
+        train does not, or nothing generates."""
         way = self.ways[genes[0]]
         at = 1 + _BLOCK_GENES * self.blocks * self.groups
         each = self.groups + 1
@@ -68,6 +69,8 @@ class Genome:
                 for i in s.chunks:
                     left[i] -= s.tp
                     used[i] += s.tp
+        if any(u < len(c.must_train) for u, c in zip(used, self.classes, strict=True)):
+            return None
         idle = [genes[at + i * each + self.groups] for i in range(len(self.classes))]
         rest = [max(len(c.must_roll), c.size - u - n) for c, u, n in zip(self.classes, used, idle, strict=True)]
         replicas = self._replicas(genes[at + each * len(self.classes) :], rest, used, len(groups))

@@ -93,14 +93,17 @@ class Uniform:
     def trainers(self, counts: Sequence[int]) -> Iterator[GroupLayout]:
         """Every uniform way to train on those devices: all kinds that may train together, else fewer where none fits."""
         caps = self.problem.capabilities
-        kinds: dict[str, int] = {}
+        kinds: dict[str, tuple[int, int]] = {}  # devices that must train, devices
         for c, n in zip(self.classes, counts, strict=True):
             if n:
-                kinds[c.place.kind] = kinds.get(c.place.kind, 0) + n
-        most = sorted(kinds, key=lambda k: -kinds[k])[: min(2, caps.train_max_kinds)]
+                must, every = kinds.get(c.place.kind, (0, 0))
+                kinds[c.place.kind] = (must + len(c.must_train), every + n)
+        most = sorted(kinds, key=kinds.__getitem__, reverse=True)[: min(2, caps.train_max_kinds)]
         for chosen in (most[:n] for n in range(len(most), 0, -1)):
             found = False
             for group in self._on_kinds(counts, [k for k in kinds if k in chosen]):
+                if any(u < len(c.must_train) for u, c in zip(self.used(group), self.classes, strict=True)):
+                    continue
                 found = found or self._seconds(group) is not None
                 yield group
             if found:
