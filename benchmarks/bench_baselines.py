@@ -1,7 +1,7 @@
 """`hex` beside the baseline schedulers on random fleets, and how fast each scheduler gets to its plan. All modelled.
 
-`python -m benchmarks.bench_baselines [FLEETS]` writes benchmarks/baselines.results.json (every fleet, every figure) and
-benchmarks/baselines.results.svg (tokens/s over seconds of search on one fleet of 64 GPUs). Fleets are drawn from a seed: 8 to 64
+`python -m benchmarks.bench_baselines [FLEETS]` writes benchmarks/results.baselines.json (every fleet, every figure) and
+benchmarks/results.baselines.svg (tokens/s over seconds of search on one fleet of 64 GPUs). Fleets are drawn from a seed: 8 to 64
 devices of one to four kinds of the catalogue in machines of 2, 4 or 8, in one region; models of 0.5B to 14B where a plan
 exists. Schedulers that draw at random get a budget of `EVALUATIONS`.
 """
@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from planner.workload import Lengths, Workload
 
 HERE = Path(__file__).resolve().parent
 MODELS = HERE.parent / "configs" / "models"
-JSON, SVG = HERE / "baselines.results.json", HERE / "baselines.results.svg"
+JSON = HERE / "results.baselines.json"
 SEED, FLEETS, EVALUATIONS = 20251128, 100, 400
 SHAPES = ("qwen2.5-0.5b", "r1-distill-qwen-1.5b", "r1-distill-qwen-7b", "r1-distill-qwen-14b")
 OTHERS = ("verl", "areal", "streamrl", "random", "deap")
@@ -76,7 +77,7 @@ def installed() -> Sequence[str]:
     return [s for s in OTHERS if s != "deap" or importlib.util.find_spec("deap") is not None]
 
 
-def compare(fleets: int) -> list[dict[str, Any]]:
+def compare(fleets: int, evaluations: int = EVALUATIONS) -> list[dict[str, Any]]:
     """One row a fleet: what it is, and tokens/s (None: no plan) and seconds by scheduler."""
     rows: list[dict[str, Any]] = []
     for i, p in enumerate(problems(fleets)):
@@ -89,7 +90,7 @@ def compare(fleets: int) -> list[dict[str, Any]]:
         }
         for name in ("hex", *installed()):
             started = time.perf_counter()
-            found = planner.solve(p, scheduler=name, budget=Budget(evaluations=EVALUATIONS))
+            found = planner.solve(p, scheduler=name, budget=Budget(evaluations=evaluations))
             row["seconds"][name] = round(time.perf_counter() - started, 3)
             row["tokens_per_s"][name] = found.prediction.tokens_per_s if isinstance(found, Feasible) else None
             if name == "hex" and isinstance(found, Feasible):
@@ -118,7 +119,7 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     return out
 
 
-def efficiency() -> dict[str, list[tuple[int, float, float]]]:
+def efficiency(evaluations: int = 5 * EVALUATIONS) -> dict[str, list[tuple[int, float, float]]]:
     """(evaluations, seconds, tokens/s) at every incumbent of every scheduler on 16 H800, 32 H20 and 16 A100."""
     names = ("H800",) * 16 + ("H20",) * 32 + ("A100-80",) * 16
     devices = tuple(Device(id=f"d{i}", kind=k, node=f"n{i // 8}", index=i % 8) for i, k in enumerate(names))
@@ -143,7 +144,7 @@ def efficiency() -> dict[str, list[tuple[int, float, float]]]:
         def note(x: Feasible, seen: list[tuple[int, float, float]] = seen, started: float = started) -> None:
             seen.append((x.evaluations, round(time.perf_counter() - started, 3), x.prediction.tokens_per_s))
 
-        found = planner.solve(p, scheduler=name, on_incumbent=note)
+        found = planner.solve(p, scheduler=name, budget=Budget(evaluations=evaluations), on_incumbent=note)
         if isinstance(found, Feasible):
             note(found)
         out[name] = seen
@@ -181,11 +182,16 @@ def drawn(record: Mapping[str, Sequence[tuple[int, float, float]]]) -> str:
     )
 
 
-def run(fleets: int = FLEETS, to: Path = JSON) -> dict[str, float]:
-    """Compare, record, write; the medians."""
-    rows = compare(fleets)
-    table, record = ratios(rows), efficiency()
-    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+def run(fleets: int = FLEETS, evaluations: int = EVALUATIONS, to: Path = JSON) -> dict[str, float]:
+    """Compare, record, write; the ratios."""
+    rows = compare(fleets, evaluations)
+    table, record = ratios(rows), efficiency(5 * evaluations)
+    machine = {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    }
     report = {"machine": machine, "modelled": True, "ratios": table, "efficiency": record, "fleets": rows}
     to.write_text(json.dumps(report, indent=1) + "\n")
     to.with_suffix(".svg").write_text(drawn(record))

@@ -1,16 +1,19 @@
 """The baseline schedulers: valid plans, reproducible, obedient to a stop, and not better than `hex`."""
 
 import importlib.util
+import json
 import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fleets import BANDWIDTH, COMPUTE, SMALL, cluster, kind, problem, problems, workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import bench_baselines
 from planner import Budget, Capabilities, Feasible, Infeasible, Problem, solve, violations
 from planner.bound import upper_bound
 from planner.cluster import Device
@@ -18,10 +21,12 @@ from planner.columns import Columns
 from planner.cost import CostModel
 from planner.cost.model import Scored
 from planner.errors import InvalidInput
+from planner.model import load_model_spec
 from planner.override import Override
 from planner.plan import Plan
 from planner.record import replace
 from planner.schedulers import SCHEDULERS
+from planner.schedulers.baselines.deap_search import _drawing_from
 from planner.schedulers.baselines.genome import Genome
 from planner.schedulers.baselines.uniform import Uniform, balanced_cut
 from planner.search import Search
@@ -48,8 +53,6 @@ every = pytest.mark.parametrize(
 
 def shipped(config_name: str) -> Problem:
     config = load_config(CONFIGS / config_name).config
-    from planner.model import load_model_spec
-
     return problem_from_config(config, cluster_from_config(config), load_model_spec(config.model.path))
 
 
@@ -87,7 +90,7 @@ def in_plan_space(p: Problem, plan: Plan) -> bool:
 
 
 @every
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(p=workflows())
 def test_plans_are_valid_told_truly_and_below_the_bound(name: str, p: Problem) -> None:
     found = solve(p, scheduler=name, budget=FEW)
@@ -108,7 +111,7 @@ def test_plans_are_valid_told_truly_and_below_the_bound(name: str, p: Problem) -
 
 
 @every
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(p=workflows())
 def test_the_same_seed_gets_the_same_plan_and_no_global_state_is_touched(name: str, p: Problem) -> None:
     random.seed(1)
@@ -134,7 +137,7 @@ def test_a_stop_at_any_moment_returns_the_best_so_far(name: str, p: Problem, aft
 
 
 @every
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(p=problems(most=5, overrides=True))
 def test_no_baseline_is_better_than_hex_in_async_grpo(name: str, p: Problem) -> None:
     p = replace(p, workload=replace(p.workload, mode="async", eta=max(1, p.workload.eta)))
@@ -146,7 +149,7 @@ def test_no_baseline_is_better_than_hex_in_async_grpo(name: str, p: Problem) -> 
 
 
 @every
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(p=workflows(most=4))
 def test_no_baseline_is_better_than_brute_force(name: str, p: Problem) -> None:
     best = solve(p, scheduler="exhaustive", budget=EVERYTHING)
@@ -238,8 +241,6 @@ def test_streamrl_trains_on_compute_and_generates_on_bandwidth() -> None:
 
 def test_balanced_cut_finds_the_balance() -> None:
     """Training takes 100 / n, generation 100 / (32 - n): equal at 16."""
-    from types import SimpleNamespace
-
     seen: dict[int, float] = {}
 
     def plan(n: int) -> Scored | None:
@@ -314,7 +315,6 @@ def test_without_the_library_deap_says_how_to_get_it(monkeypatch: pytest.MonkeyP
 
 def test_deap_operators_draw_from_the_generator_given() -> None:
     tools = pytest.importorskip("deap.tools", reason="the extra deap is not installed")
-    from planner.schedulers.baselines.deap_search import _drawing_from
 
     def drawn(seed: int) -> list[int]:
         mutate: Callable[..., tuple[list[int]]] = _drawing_from(random.Random(seed), tools.mutUniformInt)
@@ -323,6 +323,18 @@ def test_deap_operators_draw_from_the_generator_given() -> None:
     rng = random.Random(5)
     assert drawn(5) == [(rng.random(), rng.randint(0, 9))[1] for _ in range(8)]
     assert drawn(5) == drawn(5) != drawn(6)
+
+
+def test_the_benchmark_runs_on_three_fleets(tmp_path: Path) -> None:
+    found = bench_baselines.run(3, evaluations=20, to=tmp_path / "out.json")
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert len(report["fleets"]) == 3
+    assert set(report["efficiency"]) >= {"hex", "areal-hex", "verl", "areal", "streamrl", "random"}
+    for points in report["efficiency"].values():
+        rates = [rate for *_, rate in points]
+        assert rates == sorted(rates)
+    assert found["hex_over_areal.fleets"] + found["hex_over_areal.no_plan"] == 3
+    assert (tmp_path / "out.svg").read_text().startswith("<svg")
 
 
 def test_every_baseline_is_registered() -> None:
