@@ -26,7 +26,7 @@ RELAXED = (
 GROUPS = (
     "single-kind replicas with TP inside a machine; all other tasks in one group or two, each a pipeline of at most two "
     "kind-blocks, every division of tasks and devices; concurrency at halvings of the memory limit; where devices lie is "
-    "relaxed, regions too"
+    "relaxed, but that a group no region holds crosses one border"
 )
 ONE_GROUP = GROUPS.replace("in one group or two, each a pipeline", "in one group, a pipeline")
 COARSE = RELAXED + "; the last ranges of data-parallel degrees are taken together"

@@ -9,6 +9,7 @@ from planner.columns import Columns
 from planner.cost.network import Spread, best_link, best_of, link_between, local_link
 from planner.cost.training import StageShape, TrainerCost, TrainerShape
 from planner.plan import Task
+from planner.pools import region_link
 from planner.space import BlockShape, DeviceClass
 
 
@@ -20,6 +21,13 @@ class Relaxed:
         self.cluster: Cluster = columns.cost.problem.cluster
         self.kinds = tuple(dict.fromkeys(c.place.kind for c in classes))
         self.of_kind = {k: tuple(c for c in classes if c.place.kind == k) for k in self.kinds}
+        regions = tuple(dict.fromkeys(c.place.region for c in classes))
+        # Devices by kind that each region has, and a link that none between regions is better than (None in one region).
+        self.room_by_region = [
+            [sum(c.size for c in self.of_kind[k] if c.place.region == r) for k in self.kinds] for r in regions
+        ]
+        pairs = [region_link(self.cluster, a, b) for a, b in itertools.combinations(sorted(regions), 2)]
+        self.bridge = best_of(pairs) if pairs else None
         self._links: dict[tuple[str, str], Link] = {}
         self._remotes: dict[str, Link] = {}
         self._spreads: dict[BlockShape, Spread | None] = {}

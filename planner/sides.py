@@ -93,6 +93,8 @@ class Sides:
                             blocks[-1],
                             self.relaxed.link(*kinds) if len(kinds) == 2 else None,
                             self.columns.head_layers if has_head else 0.0,
+                            crosses=self._crosses(self._used(kinds, at)),
+                            bridge=self.relaxed.bridge,
                         )
                         for g in mine:
                             seconds[g].append(batch.group_s(g))
@@ -143,6 +145,11 @@ class Sides:
         for k, x in zip(kinds, at, strict=True):
             out[:, self.kinds.index(k)] = np.array([b.devices for b in self.blocks[k]], dtype=int)[x]
         return out
+
+    def _crosses(self, used: Ints) -> NDArray[np.bool_]:
+        """Which of these totals by kind no region holds."""
+        held = np.array([(used <= room).all(axis=1) for room in self.relaxed.room_by_region])
+        return np.asarray(~held.any(axis=0))
 
     def candidate(self, position: int) -> tuple[BlockShape, ...]:
         """The blocks of a candidate, by its position in `seconds`."""

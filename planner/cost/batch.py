@@ -137,8 +137,21 @@ class _Way:
 class Batch:
     """Times of groups of tasks on many shapes; every model has the same number of layers."""
 
-    def __init__(self, ctx: Context, first: Block | None, second: Block, link: Link | None, head_layers: float) -> None:
-        self.ctx = ctx
+    def __init__(
+        self,
+        ctx: Context,
+        first: Block | None,
+        second: Block,
+        link: Link | None,
+        head_layers: float,
+        *,
+        crosses: Bools | None = None,
+        bridge: Link | None = None,
+    ) -> None:
+        """`crosses`: shapes that no region holds, so that one of their stages or borders lies over a link no better than
+        `bridge`; what they take is then a lower bound."""
+        self.ctx, self.bridge = ctx, bridge
+        self.crosses = np.zeros(len(second.pp), dtype=bool) if crosses is None else crosses
         self.first, self.second, self.link = first, second, link
         self.size = len(second.pp)
         split = divided(first, second, ctx.model.layers, head_layers)
@@ -282,7 +295,7 @@ class Batch:
         out.first = None if self.first is None else self.first.take(at)
         out.second = self.second.take(at)
         out.parts = Parts(**{n: getattr(self.parts, n)[..., at] for n in Parts.__dataclass_fields__})
-        out.possible, out.stages = self.possible[at], self.stages[at]
+        out.possible, out.stages, out.crosses = self.possible[at], self.stages[at], self.crosses[at]
         out.dp, out.tp = self.dp[:, at], self.tp[:, at]
         out.rounds = [r[at] for r in self.rounds]
         out.size = len(out.stages)
@@ -324,7 +337,33 @@ class Batch:
         most = np.where(p.count > 0, busy + waits, 0.0).max(axis=0)
         whole = (busy * p.count).sum(axis=0) + (self._border_counts() * borders).sum(axis=0)
         out: Array = rounds * most + (whole - most) + sync + update
-        return out
+        if self.bridge is None or not self.crosses.any():
+            return out
+        cross = self._cross_s(ctx, rounds, crossings, self.bridge) - borders.max(axis=0)
+        at_border = np.maximum(most, np.where(p.count > 0, busy + waits, np.inf).min(axis=0) + np.maximum(cross, 0.0))
+        by_border = np.where(self.stages > 1, (rounds - 1) * (at_border - most) + np.maximum(cross, 0.0), np.inf)
+        return out + np.where(
+            self.crosses, np.minimum(by_border, self._spanned_s(size, most, rounds, sync, trains)), 0.0
+        )
+
+    def _cross_s(self, ctx: Context, rounds: Ints, crossings: int, link: Link) -> Array:
+        size = ctx.batch_tokens / rounds * ctx.model.hidden * ctx.model.dtype_bytes
+        return crossings * (link.latency_s + size / (link.bytes_per_s * ctx.a.link_efficiency))
+
+    def _spanned_s(self, size: Array, most: Array, rounds: Ints, sync: Array, trains: bool) -> Array:
+        """Seconds more, at least, where the DP ranks of one stage lie on both sides of the bridge; infinite without any."""
+        assert self.bridge is not None
+        may = (self.parts.count > 0) & (self.dp > 1)
+        link = (np.array(self.bridge.latency_s), np.array(self.bridge.bytes_per_s))
+        two = np.full_like(self.dp, 2)
+        if self.ctx.trainer == "fsdp":
+            gather = np.where(may, (3 if trains else 1) * self._ring(link, size, two, 1), np.inf).min(axis=0)
+            lost: Array = rounds * np.maximum(0.0, gather - most)
+            return lost
+        if not trains:
+            return np.where(may.any(axis=0), 0.0, np.inf)
+        more: Array = np.maximum(0.0, np.where(may, self._ring(link, size, two, 2), np.inf).min(axis=0) - sync)
+        return more
 
     def _stage_params(self, task: Task) -> Array:
         """Parameters a step moves: `stage_params`, where only a critic in training has no projection."""
@@ -375,15 +414,9 @@ class Batch:
 
     def _borders(self, ctx: Context, rounds: Ints, crossings: int) -> Array:
         """Seconds a micro-batch takes over a border: in the first block, between the blocks, in the second."""
-        size = ctx.batch_tokens / rounds * ctx.model.hidden * ctx.model.dtype_bytes
         links = (None if self.first is None else self.first.inner, self.link, self.second.inner)
         return np.stack(
-            [
-                np.zeros(self.size)
-                if link is None
-                else crossings * (link.latency_s + size / (link.bytes_per_s * ctx.a.link_efficiency))
-                for link in links
-            ]
+            [np.zeros(self.size) if link is None else self._cross_s(ctx, rounds, crossings, link) for link in links]
         )
 
     def _border_counts(self) -> Array:

@@ -45,6 +45,8 @@ def hex_scheduler(search: Search) -> None:
 def _groups(search: Search, scan: SideScan) -> None:
     """Workflows whose tasks may have devices of their own."""
     small = sum(c.size for c in scan.classes) <= _SMALL
+    # Over regions many cells tie that cannot all be laid out as well.
+    patience = _GROUPS_PATIENCE * (1 if len({c.place.region for c in scan.classes}) == 1 else 2)
     fruitless = 0  # cells since the last better plan
 
     def to_beat_s() -> float:
@@ -54,7 +56,7 @@ def _groups(search: Search, scan: SideScan) -> None:
 
     for _, cell in scan.ascending(to_beat_s):
         best = search.best
-        if best is not None and fruitless >= _GROUPS_PATIENCE:
+        if best is not None and fruitless >= patience:
             return
         plan_cell(search, scan, cell, small=small)
         fruitless = 0 if search.best is not best or small else fruitless + 1
