@@ -119,9 +119,9 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     return out
 
 
-def efficiency(evaluations: int = 5 * EVALUATIONS) -> dict[str, list[tuple[int, float, float]]]:
-    """(evaluations, seconds, tokens/s) at every incumbent of every scheduler on 16 H800, 32 H20 and 16 A100."""
-    names = ("H800",) * 16 + ("H20",) * 32 + ("A100-80",) * 16
+def efficiency(evaluations: int = 5 * EVALUATIONS, gpus: int = 64) -> dict[str, list[tuple[int, float, float]]]:
+    """(evaluations, seconds, tokens/s) at every incumbent of every scheduler; a quarter H800, half H20, the rest A100."""
+    names = ("H800",) * (gpus // 4) + ("H20",) * (gpus // 2) + ("A100-80",) * (gpus // 4)
     devices = tuple(Device(id=f"d{i}", kind=k, node=f"n{i // 8}", index=i % 8) for i, k in enumerate(names))
     kinds = {k: CATALOGUE[k] for k in names}
     p = Problem(
@@ -182,10 +182,10 @@ def drawn(record: Mapping[str, Sequence[tuple[int, float, float]]]) -> str:
     )
 
 
-def run(fleets: int = FLEETS, evaluations: int = EVALUATIONS, to: Path = JSON) -> dict[str, float]:
+def run(fleets: int = FLEETS, evaluations: int = EVALUATIONS, to: Path = JSON, gpus: int = 64) -> dict[str, float]:
     """Compare, record, write; the ratios."""
     rows = compare(fleets, evaluations)
-    table, record = ratios(rows), efficiency(5 * evaluations)
+    table, record = ratios(rows), efficiency(5 * evaluations, gpus)
     machine = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpus": os.cpu_count(),

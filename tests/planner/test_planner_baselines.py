@@ -326,7 +326,7 @@ def test_deap_operators_draw_from_the_generator_given() -> None:
 
 
 def test_the_benchmark_runs_on_three_fleets(tmp_path: Path) -> None:
-    found = bench_baselines.run(3, evaluations=20, to=tmp_path / "out.json")
+    found = bench_baselines.run(3, evaluations=20, to=tmp_path / "out.json", gpus=8)
     report = json.loads((tmp_path / "out.json").read_text())
     assert len(report["fleets"]) == 3
     assert set(report["efficiency"]) >= {"hex", "areal-hex", "verl", "areal", "streamrl", "random"}
