@@ -10,8 +10,13 @@ if TYPE_CHECKING:
     from planner.api import solve
     from planner.catalogue import CATALOGUE, device_kind
     from planner.cost import CostModel
+    from planner.desk import RentalDesk, rent
     from planner.judge import violations
+    from planner.market import Market
+    from planner.objectives import Deadline, PerDollar, Reach, WithinBudget
     from planner.problem import Budget, Capabilities, Problem
+    from planner.rental import Rental
+    from planner.robust import Robust, Scenario, solve_robust
     from planner.schedulers import SCHEDULERS
     from planner.solution import Conflict, Explanation, Feasible, Infeasible, Solution
 
@@ -22,13 +27,24 @@ __all__ = [
     "Capabilities",
     "Conflict",
     "CostModel",
+    "Deadline",
     "Explanation",
     "Feasible",
     "Infeasible",
+    "Market",
+    "PerDollar",
     "Problem",
+    "Reach",
+    "Rental",
+    "RentalDesk",
+    "Robust",
+    "Scenario",
     "Solution",
+    "WithinBudget",
     "device_kind",
+    "rent",
     "solve",
+    "solve_robust",
     "violations",
 ]
 
@@ -41,6 +57,11 @@ def __getattr__(name: str) -> object:
         "device_kind": "catalogue",
         "solve": "api",
         "violations": "judge",
+        "Market": "market",
+        "Rental": "rental",
+        **dict.fromkeys(("RentalDesk", "rent"), "desk"),
+        **dict.fromkeys(("Deadline", "PerDollar", "Reach", "WithinBudget"), "objectives"),
+        **dict.fromkeys(("Robust", "Scenario", "solve_robust"), "robust"),
         **dict.fromkeys(("Budget", "Capabilities", "Problem"), "problem"),
         **dict.fromkeys(("Conflict", "Explanation", "Feasible", "Infeasible", "Solution"), "solution"),
     }

@@ -4,20 +4,21 @@ from collections.abc import Callable
 
 from planner.bound import Bound, upper_bound
 from planner.cost.model import CostModel, Scored
-from planner.errors import InvalidInput
 from planner.explain import explain
-from planner.infeasible import conflicts
+from planner.holding import HoldingSearch, around_frozen_trainer
+from planner.infeasible import conflicts, first_plan, floor_conflicts
 from planner.problem import Budget, Problem
 from planner.renting import solve_per_dollar
+from planner.resolve import frozen_placements, resolved, with_pins_for_keeps
 from planner.schedulers import scheduler as named
-from planner.search import Search
+from planner.search import Scheduler
 from planner.solution import Conflict, Feasible, Infeasible, Solution
 
 
 def solve(
     problem: Problem,
     *,
-    scheduler: str = "areal-hex",
+    scheduler: str = "hex",
     budget: Budget | None = None,
     on_incumbent: Callable[[Feasible], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -28,10 +29,10 @@ def solve(
     objective that lacks its floor or its prices.
     """
     named(scheduler)
-    _check(problem)
+    resolved(problem)  # says what is wrong with overrides before anything is searched
     if problem.objective == "throughput_per_dollar":
         return solve_per_dollar(
-            problem,
+            with_pins_for_keeps(problem),
             lambda p: solve_throughput(p, scheduler, budget or Budget(), None, should_stop),
             on_incumbent=on_incumbent,
             should_stop=should_stop,
@@ -48,12 +49,13 @@ def solve_throughput(
     should_stop: Callable[[], bool],
 ) -> Solution:
     """The plan with the shortest step."""
+    said, problem = problem, resolved(problem)
     cost = CostModel(problem)
     bound = upper_bound(cost)
     if bound is None:
-        return Infeasible(conflicts=conflicts(cost), scheduler=scheduler)
+        return Infeasible(conflicts=conflicts(cost, said), scheduler=scheduler)
     if problem.floor_tokens_per_s is not None and bound.tokens_per_s < problem.floor_tokens_per_s:
-        return Infeasible(conflicts=(floor_conflict(problem, bound),), scheduler=scheduler)
+        return Infeasible(conflicts=floor_conflicts(said, floor_conflict(problem, bound)), scheduler=scheduler)
 
     def feasible(scored: Scored, finished: bool) -> Feasible:
         return Feasible(
@@ -71,10 +73,13 @@ def solve_throughput(
         if on_incumbent is not None:
             on_incumbent(feasible(scored, False))
 
-    search = Search(cost, budget, should_stop=should_stop, on_improved=improved)
-    named(scheduler)(search)
+    search = HoldingSearch(cost, budget, should_stop=should_stop, on_improved=improved)
+    _running(problem, scheduler)(search)
+    if search.best is None and scheduler != "exhaustive":
+        # A scheduler that gives up early, as areal-hex may under caps, has not shown that there is no plan.
+        first_plan(search, by_hand_only=scheduler == "hex")
     if search.best is None:
-        return Infeasible(conflicts=conflicts(cost), scheduler=scheduler)
+        return Infeasible(conflicts=conflicts(cost, said), scheduler=scheduler)
     if problem.floor_tokens_per_s is not None and search.best.prediction.tokens_per_s < problem.floor_tokens_per_s:
         return Infeasible(conflicts=(floor_conflict(problem, bound),), scheduler=scheduler)
     return feasible(search.best, not search.stopped)
@@ -88,15 +93,7 @@ def floor_conflict(problem: Problem, bound: Bound) -> Conflict:
     )
 
 
-def _check(problem: Problem) -> None:
-    ids = {d.id for d in problem.cluster.devices}
-    for o in problem.overrides:
-        if o.device not in ids:
-            raise InvalidInput(
-                f"{o.kind} of a device that is not in the cluster",
-                where="problem.overrides",
-                got=o.device,
-                expected=", ".join(sorted(ids)[:8]) or "a device",
-            )
-        if o.kind == "pin" and o.role is None:
-            raise InvalidInput("a pin needs a role", where="problem.overrides", got=o.device)
+def _running(problem: Problem, scheduler: str) -> Scheduler:
+    """With a frozen trainer only replicas are left to choose; the oracle goes on judging every plan."""
+    frozen = any(p.role == "train" for p in frozen_placements(problem))
+    return around_frozen_trainer if frozen and scheduler != "exhaustive" else named(scheduler)

@@ -1,7 +1,7 @@
 """A proven upper bound on the throughput of any plan of the plan space.
 
-The first cell of `planner.scan` bounds every plan. With one device a role there is nothing to relax and the bound is the
-optimum.
+The first cell of `planner.scan` bounds every plan, and so does the lowest box of its frontier where that cell is not reached
+in `_STEPS` looks. With one device a role there is nothing to relax and the bound is the optimum.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from planner.sidescan import SideScan
 from planner.space import DeviceClass, device_classes, replica_shapes
 
 _MARGIN = 1e-9
-_STEPS = 400  # looks at the scan's frontier: the bound is the best by then
+_STEPS = 200  # looks at the scan's frontier: the bound is the best by then
 
 EXACT = "exact: every plan of one training device and single-device replicas"
 RELAXED = (
@@ -30,6 +30,7 @@ GROUPS = (
 )
 ONE_GROUP = GROUPS.replace("in one group or two, each a pipeline", "in one group, a pipeline")
 COARSE = RELAXED + "; the last ranges of data-parallel degrees are taken together"
+MERGED = "; the closest regions are taken for one"
 
 
 @record
@@ -57,6 +58,7 @@ def upper_bound(cost: CostModel) -> Bound | None:
             scope = RELAXED if found is None or found[1] else COARSE
             if len(cost.side_tasks) > 1:
                 scope += "; all other tasks in one group"
+            scope += MERGED if any(len(regions) > 1 for regions in scan.pools.sites) else ""
     if step is None:
         return None
     step *= 1 - _MARGIN

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from planner.cluster import Link
 from planner.cost.flops import compute_rate, head_flops, layer_flops
-from planner.cost.memory import stage_bytes, stage_fits
+from planner.cost.memory import stage_fits, task_state_bytes, task_working_bytes
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, local_link
 from planner.cost.training import StageShape, crossing_s, head_s, layer_s, split_layers
@@ -40,6 +40,10 @@ class Columns:
         self.cost = cost
         m, model = cost.moments, cost.problem.model
         # The vocabulary projection in units of one layer's work.
+        # Tasks of one group run one after the other, so their seconds add up stage by stage; where models differ in shape a
+        # stage does not hold the same layers of each, and the actor's alone are a bound.
+        alike = all(cost.context.of(t).model == model for t in cost.side_tasks)
+        self.tasks: tuple[Task, ...] = cost.side_tasks if alike else ("actor_training",)
         self.head_layers = head_flops(model, m.sequence) / layer_flops(model, m.sequence, m.sequence2)
         self._made: dict[tuple[str, int, int], Column] = {}  # by kind, TP and DP
         self._held: dict[tuple[str, int, int, bool], int] = {}
@@ -60,10 +64,14 @@ class Columns:
         has_head = lead in ("actor_training", "reference")
         return split_layers(self.cost.context.of(lead).model.layers, weights, self.head_layers if has_head else 0.0)
 
+    def crossing_s(self, link: Link) -> float:
+        """Seconds a border blocks the stages beside it for all tasks of a batch."""
+        return sum(crossing_s(self.cost.context, link, share=1.0, task=t) for t in self.tasks)
+
     def pair_bounds_s(self, left: Sequence[BlockShape], right: Sequence[BlockShape], link: Link) -> NDArray[np.float64]:
         """[i, j] seconds that a trainer of blocks left[i] -> right[j] takes at least, activations crossing `link`."""
         ca, cb = (self._table(x).transpose(1, 0) for x in (left, right))
-        crossing = crossing_s(self.cost.context, link, share=1.0)
+        crossing = self.crossing_s(link)
         return self.pair_seconds(tuple(ca[:, :, None]), tuple(cb[:, None, :]), crossing)
 
     def pair_seconds(
@@ -126,7 +134,7 @@ class Columns:
         worst = max(times)
         ends = list(itertools.accumulate(b.pp for b in blocks))
         for end, link in zip(ends, links, strict=False):
-            crossing = crossing_s(self.cost.context, link, share=1.0)
+            crossing = self.crossing_s(link)
             worst = max(worst, crossing + max(times[end - 1], times[end]))
         return worst
 
@@ -138,9 +146,9 @@ class Columns:
         rate = compute_rate(ctx, kind, ctx.m.longest, block.tp) * kind.train_efficiency
         return Column(
             weight=rate * block.tp * block.dp,
-            plain_s=layer_s(ctx, stage, share=1.0, recompute=False),
-            recompute_s=layer_s(ctx, stage, share=1.0, recompute=True),
-            head_s=head_s(ctx, stage, share=1.0),
+            plain_s=sum(layer_s(ctx, stage, share=1.0, recompute=False, task=t) for t in self.tasks),
+            recompute_s=sum(layer_s(ctx, stage, share=1.0, recompute=True, task=t) for t in self.tasks),
+            head_s=sum(head_s(ctx, stage, share=1.0, task=t) for t in self.tasks),
             plain_layers=self._holds(block, recompute=False),
             most_layers=self._holds(block, recompute=True),
         )
@@ -154,18 +162,14 @@ class Columns:
             return self._held[key]
 
         def fits(layers: int) -> bool:
-            needed = stage_bytes(
-                ctx,
-                layers=layers,
-                tp=block.tp,
-                dp=block.dp,
-                first=False,
-                last=False,
-                in_flight=1,
-                tokens=ctx.m.longest,
-                recompute=recompute,
+            where = {"layers": layers, "tp": block.tp}
+            held = sum(
+                task_state_bytes(ctx, t, self.tasks, **where, dp=block.dp, first=False, last=False) for t in self.tasks
             )
-            return stage_fits(ctx, block.kind, needed)
+            work = task_working_bytes(
+                ctx, "actor_training", **where, last=False, in_flight=1, tokens=ctx.m.longest, recompute=recompute
+            )
+            return stage_fits(ctx, block.kind, held + work)
 
         low, high = 0, ctx.model.layers
         while low < high:

@@ -1,12 +1,17 @@
 """Why this plan, in words, all from the cost model."""
 
+import itertools
 from collections import Counter
 
 from planner.bound import Bound
 from planner.cost.model import CostModel, Scored
-from planner.plan import Placement
+from planner.cost.routes import egress_usd, weight_tree
+from planner.cost.training import TrainerCost
+from planner.plan import Placement, Plan
 from planner.search import trained_on
 from planner.solution import Explanation
+
+_MOST_PLACES = 4096  # pairs of machines: the tree is not drawn for more
 
 
 def explain(cost: CostModel, scored: Scored, bound: Bound, runner_up: Scored | None = None) -> Explanation:
@@ -25,19 +30,31 @@ def explain(cost: CostModel, scored: Scored, bound: Bound, runner_up: Scored | N
         head = f"rollout is the bottleneck: {unit(p.rollout_s)} a step, training would take {unit(p.train_s)}"
     else:
         head = f"training and rollout are balanced at {unit(p.step_s)} a step"
-    lines = [_training_line(cost, scored, train), _rollout_line(rollouts)]
+    lines = [*(_group_line(p, c, len(scored.sides) > 1) for p, c in scored.sides), _rollout_line(rollouts)]
+    lines += _sharing(scored.plan) + _weights(cost, scored.plan)
     lines += _roles(cost, train, rollouts)
     if runner_up is not None:
         counts = Counter(trained_on(cost, runner_up.plan))
         other = " + ".join(f"{n} x {k}" for k, n in counts.items())
         slower = runner_up.prediction.step_s / p.step_s - 1
-        lines.append(f"next best: training on {other}, " + (f"{slower:.1%} slower" if slower >= 5e-4 else "as fast"))
+        lines.append(
+            f"next best: training on {other}, "
+            + (f"{slower:.1%} slower{_why_slower(runner_up, scored)}" if slower >= 5e-4 else "as fast")
+        )
     gap = max(0.0, 1 - p.tokens_per_s / bound.tokens_per_s)
     if gap < 1e-6:
         lines.append("no plan of this plan space is faster")
     else:
         lines.append(f"no plan of this plan space is more than {gap / (1 - gap):.1%} faster")
     return Explanation(headline=head, lines=tuple(lines))
+
+
+def _why_slower(other: Scored, best: Scored) -> str:
+    """The side that loses it the time."""
+    a, b = other.prediction, best.prediction
+    sides = (("training", a.train_s, b.train_s), ("rollout", a.rollout_s, b.rollout_s))
+    word, mine, theirs = max(sides, key=lambda s: s[1] - s[2])
+    return f": its {word} takes {_seconds(mine)} instead of {_seconds(theirs)}" if mine > theirs else ""
 
 
 def _seconds(s: float) -> str:
@@ -48,11 +65,19 @@ def _count(devices: tuple[str, ...], kind: str) -> str:
     return f"{len(devices)} x {kind}"
 
 
-def _training_line(cost: CostModel, scored: Scored, train: Placement) -> str:
-    parts = " -> ".join(f"{_count(s.devices, s.kind)} (dp {s.dp}, tp {s.tp}, {s.layers} layers)" for s in train.stages)
-    t = scored.trainer
+def _group_line(train: Placement, t: TrainerCost, several: bool) -> str:
+    alike = [
+        (len(tuple(run)), what)
+        for what, run in itertools.groupby(
+            f"{_count(s.devices, s.kind)} (dp {s.dp}, tp {s.tp}, {s.layers} layers)" for s in train.stages
+        )
+    ]
+    parts = " -> ".join(f"{n} stages of {what}" if n > 1 else what for n, what in alike)
+    what = "training" if train.role == "train" else "scoring"
+    if several or len(train.tasks) > 1:
+        what = " + ".join(x.replace("_", " ") for x in train.tasks)
     words = [
-        f"training on {parts}",
+        f"{what} on {parts}",
         f"{t.micro_batches} micro-batches" + (", recomputing activations" if t.recompute else ""),
     ]
     if t.communication_s > 0.02 * t.train_s:
@@ -60,6 +85,30 @@ def _training_line(cost: CostModel, scored: Scored, train: Placement) -> str:
     if t.bubble_s > 0.02 * t.train_s:
         words.append(f"pipeline bubbles {t.bubble_s / t.train_s:.0%}")
     return ", ".join(words)
+
+
+def _sharing(plan: Plan) -> list[str]:
+    """Devices that take turns."""
+    others = {d for p in plan.sides for d in p.devices}
+    both = sum(d in others for r in plan.rollouts for d in r.devices)
+    return [f"{both} devices generate and do other tasks, in turns"] if both else []
+
+
+def _weights(cost: CostModel, plan: Plan) -> list[str]:
+    """How new weights travel where replicas are in several regions: each border is crossed once, to a relay."""
+    train = plan.train
+    assert train is not None
+    source, target = cost.places_of(train.devices), cost.places_of(d for r in plan.rollouts for d in r.devices)
+    if len({p.region for p in (*source, *target)}) == 1 or len(source) * len(target) > _MOST_PLACES:
+        return []
+    hops = weight_tree(cost.problem.cluster, source, target)
+    size = cost.problem.model.weight_bytes
+    over = sorted({f"{h.source.region} -> {h.target.region}" for h in hops if h.crosses})
+    if not over:
+        return ["weights stay inside the regions they are trained in"]
+    usd = egress_usd(hops, size)
+    paid = f", ${usd:.2f} of egress an update" if usd else ""
+    return [f"weights cross {', '.join(over)} once an update ({size / 1e9:.1f} GB each), then spread inside{paid}"]
 
 
 def _rollout_line(rollouts: tuple[Placement, ...]) -> str:

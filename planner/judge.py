@@ -1,7 +1,8 @@
 """The judge: is this plan valid for this problem? It shares only the memory model with the searchers."""
 
+import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from planner.cluster import Device
 from planner.cost.assumptions import Assumptions
@@ -16,6 +17,7 @@ from planner.cost.memory import (
 )
 from planner.plan import Placement, Plan, Stage, Task
 from planner.problem import Capabilities, Problem
+from planner.resolve import count_capped, same_placement
 from planner.workflow import side_tasks, tasks_of
 
 
@@ -27,14 +29,17 @@ def violations(plan: Plan, problem: Problem, assumptions: Assumptions | None = N
     if found:
         return tuple(found)  # shapes of devices that are not there would only confuse
     found += _overrides(plan, problem)
+    found += _caps(plan, problem)
     tasks = tasks_of(plan, problem.workload)
     found += _tasks(plan, tasks, problem)
     if not plan.rollouts:
         found.append("a plan needs at least one rollout replica, it has none")
     resident = _resident_bytes(plan, tasks, ctx)
+    limit = functools.cache(functools.partial(running_limit, ctx))  # many replicas are alike
     for p in plan.placements:
         if p.role == "rollout":
-            found += _replica(p, problem, devices, ctx, max((resident.get(d, 0.0) for d in p.devices), default=0.0))
+            beside = max((resident.get(d, 0.0) for d in p.devices), default=0.0)
+            found += _replica(p, problem, devices, functools.partial(limit, p.kind, p.tp, p.pp, beside))
         else:
             found += _group(p, tasks[p], problem, devices, ctx)
             found += _group_memory(p, tasks[p], plan, ctx)
@@ -84,16 +89,36 @@ def _devices(plan: Plan, devices: dict[str, Device], problem: Problem) -> Iterat
 
 
 def _overrides(plan: Plan, problem: Problem) -> Iterator[str]:
+    """Checked against the overrides as they were said, by the plan in force."""
     barred = {o.device for o in problem.overrides if o.kind in ("cordon", "drain")}
-    pins = {o.device: o.role for o in problem.overrides if o.kind == "pin"}
+    force = problem.in_force
+    roles: dict[str, tuple[str, str]] = {}  # device: what it must be, and by which word
     for o in problem.overrides:
         role = plan.role_of(o.device)
         if o.kind in ("cordon", "drain") and role != "idle":
             yield f"device {o.device} is under {o.kind} but the plan has it {role}"
-    for device, wanted in pins.items():
+        elif o.kind == "pin" and o.role is not None:
+            roles[o.device] = (o.role, "pinned to")
+        elif o.kind == "keep" and force is not None:
+            roles[o.device] = (force.role_of(o.device), "kept as")
+    for device, (wanted, word) in roles.items():
         role = plan.role_of(device)
-        if wanted is not None and device not in barred and role != wanted:
-            yield f"device {device} is pinned to {wanted} but the plan has it {role}"
+        if device not in barred and role != wanted:
+            yield f"device {device} is {word} {wanted} but the plan has it {role}"
+    for o in problem.overrides:
+        if o.kind == "freeze" and force is not None:
+            mine = [p for p in plan.placements if o.device in p.devices]
+            then = [p for p in force.placements if o.device in p.devices]
+            if len(mine) != len(then) or not all(any(same_placement(p, q) for q in then) for p in mine):
+                yield f"device {o.device} is frozen but the plan changes its placement"
+
+
+def _caps(plan: Plan, problem: Problem) -> Iterator[str]:
+    kinds = {d.id: d.kind for d in problem.cluster.devices} if problem.caps else {}
+    for c in problem.caps:
+        n = count_capped(plan, c, kinds)
+        if n > c.devices:
+            yield f"{n} {c.kind or 'devices'} have role {c.role}, the cap is {c.devices}"
 
 
 def _split(problem: Problem, tp: int, who: str) -> Iterator[str]:
@@ -110,9 +135,7 @@ def _tp_inside(groups: list[list[Device]], who: str) -> Iterator[str]:
             yield f"{who}: the TP group {', '.join(d.id for d in group)} mixes device kinds"
 
 
-def _replica(
-    p: Placement, problem: Problem, devices: dict[str, Device], ctx: Context, beside_bytes: float
-) -> Iterator[str]:
+def _replica(p: Placement, problem: Problem, devices: dict[str, Device], running: Callable[[], int]) -> Iterator[str]:
     caps, who = problem.capabilities, f"replica on {p.devices[0]}"
     if p.stages:
         yield f"{who}: a replica has no training stages"
@@ -132,7 +155,7 @@ def _replica(
     if p.pp > problem.model.layers:
         yield f"{who}: {p.pp} stages for {problem.model.layers} layers"
         return
-    limit = running_limit(ctx, p.kind, p.tp, p.pp, beside_bytes)
+    limit = running()
     if limit < 1:
         yield f"{who}: weights and the longest sequence do not fit in memory"
     elif p.max_running is not None and not 1 <= p.max_running <= limit:

@@ -64,6 +64,8 @@ def fill(items: Sequence[tuple[int, int, float]], devices: Sequence[int], at_lea
     `devices[l]`: how many devices items of level l and below may cover together, ascending (devices of a higher level are
     open to fewer items). None where no filling covers so many. Among equals the one that covers fewer devices.
     """
+    if at_least > devices[-1]:
+        return None
     worst = float("-inf")
     # By devices covered exactly: (value, item taken last); an item of level l is taken after all of lower levels.
     tables: list[list[tuple[float, int]]] = []

@@ -116,7 +116,7 @@ class Lanes:
         self.layer_bytes = cost.problem.model.layer_params * cost.problem.model.dtype_bytes
         local = np.array([local_link(ctx.cluster, k).bytes_per_s * a.link_efficiency for k in kinds])
         self.local_s = self.layer_bytes / (self.tp * local[self.kind])
-        near = [ctx.cluster.same_kind, *pools.region_links]
+        near = [ctx.cluster.same_kind.bulk(), *pools.region_links]
         borders = [min(crossing_s(ctx, x, share=1.0) for x in (local_link(ctx.cluster, k), *near)) for k in kinds]
         self.border_s = np.array(borders)[self.kind]
         moved = 2 * cost.problem.model.layer_params * state_bytes_per_param(cost.problem.model)

@@ -118,7 +118,7 @@ class Pairing:
         for k, kind in enumerate(self.pools.kinds):
             by_size: dict[int, list[tuple[float, float, float, float]]] = {}
             for shape in replica_shapes(cost, self.pools.classes, kind):
-                for o in cost.offers(shape, self.pools.cluster.same_kind):
+                for o in cost.offers(shape, self.pools.cluster.same_kind.bulk()):
                     again = o.pause_s - (0.0 if self.overlapped else o.transfer_s)
                     by_size.setdefault(shape.devices, []).append((k, o.level.rate_tokens_per_s, o.level.tau_s, again))
             first.append(len(starts))
@@ -209,7 +209,7 @@ class Pairing:
     def hopeless(self, cells: Cells) -> Flags:
         """[c] whether nothing that a cell leaves can roll out at all."""
         inside = self.pools.inside[cells.sites] - np.maximum(cells.used, self.must_train)
-        enough = (self.pools.count >= self.smallest[:, None]).any(axis=0)  # [r]
-        away: Flags = np.asarray((enough & ~self.pools.member).any(axis=1))
+        enough = np.sum(self.pools.count >= self.smallest[:, None], axis=0) > 0  # [r]
+        away = (enough & ~self.pools.member).any(axis=1)
         left: Flags = (inside >= self.smallest).any(axis=1) | away[cells.sites]
         return ~left

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster import Cluster, Link
-from planner.cost.network import Place, link_between, local_link
+from planner.cost.network import Place, best_of, link_between, local_link
 from planner.space import DeviceClass
 
 MOST_SITES = 10
@@ -54,6 +54,8 @@ class Pools:
         self.narrow = tuple(n for n, _ in ends)
         self.bridge = tuple(b for _, b in ends)
         self._shared = _shared(classes)
+        regions_of = [{c.place.region for c in classes if c.place.kind == k} for k in self.kinds]
+        self._together = np.array([[bool(a & b) for b in regions_of] for a in regions_of]).reshape(shape[0], shape[0])
 
     def chunks(self, tp: int) -> Ints:
         """Groups of `tp` devices inside machines, [k, r]."""
@@ -75,9 +77,14 @@ class Pools:
         elif (a, b) in self._shared:
             here, there = (Place(node="", kind=k, region="") for k in (a, b))
             links.append(link_between(self.cluster, here, there))
-        links.append(self.cluster.same_kind if trained == other else self.cluster.cross_kind)
+        if trained == other:
+            links.append(self.cluster.same_kind.bulk())
+        elif self._together[trained, other]:
+            links.append(self.cluster.cross_kind.bulk())
         links += [x for g in self.sites if len(g) > 1 for x in self.pairs(g)]
-        return tuple(links + [x for x in self.links.values() if several])
+        links += [x for x in self.links.values() if several]
+        # Kinds that never share a region have no link inside one site; nothing is asked of it either.
+        return tuple(links) or (self.cluster.cross_kind.bulk(),)
 
     def pairs(self, regions: Sequence[str]) -> list[Link]:
         """The links between any two of some regions."""
@@ -86,12 +93,7 @@ class Pools:
 
 def region_link(cluster: Cluster, a: str, b: str) -> Link:
     """The link between two different regions."""
-    return cluster.regions.get((a, b) if a <= b else (b, a), cluster.cross_region)
-
-
-def best_of(links: Sequence[Link]) -> Link:
-    """No link of several is better than this."""
-    return Link(latency_s=min(x.latency_s for x in links), bytes_per_s=max(x.bytes_per_s for x in links))
+    return cluster.regions.get((a, b) if a <= b else (b, a), cluster.cross_region).bulk()
 
 
 def _merged(

@@ -5,7 +5,7 @@ from typing import Literal
 from planner.cluster import Cluster
 from planner.errors import InvalidInput
 from planner.model import ModelSpec
-from planner.override import Override
+from planner.override import Cap, Override
 from planner.plan import Plan
 from planner.record import record
 from planner.workload import Workload
@@ -64,3 +64,12 @@ class Problem:
     floor_tokens_per_s: float | None = None  # for throughput_per_dollar
     in_force: Plan | None = None  # ties are broken towards it
     seed: int = 0
+    caps: tuple[Cap, ...] = ()
+    switch_s: float = 0.0  # seconds of production one device loses when its placement changes
+    switch_horizon_s: float = 3600.0  # over which a better plan must have paid for its switches
+
+    def __post_init__(self) -> None:
+        if self.switch_s < 0 or not self.switch_horizon_s > 0:
+            raise InvalidInput(
+                "switch cost needs switch_s >= 0 and switch_horizon_s > 0", got=(self.switch_s, self.switch_horizon_s)
+            )

@@ -63,7 +63,7 @@ class Relaxed:
             pairs = itertools.combinations(self.of_kind[kind], 2)
             links = [link_between(self.cluster, a.place, b.place) for a, b in pairs if a.place.node != b.place.node]
             self._remotes[kind] = max(
-                links, key=lambda x: (x.bytes_per_s, -x.latency_s), default=self.cluster.same_kind
+                links, key=lambda x: (x.bytes_per_s, -x.latency_s), default=self.cluster.same_kind.bulk()
             )
         return self._remotes[kind]
 

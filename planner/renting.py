@@ -1,21 +1,24 @@
-"""Throughput per dollar: which machines to rent.
+"""Throughput per dollar on the fleet at hand: which machines to keep renting.
 
-An idle device of a rented machine costs as much as a busy one, so machines are rented whole. Every number of machines of
-each type is considered, best bound first, until no bound beats the best plan found.
+An idle device of a rented machine costs as much as a busy one, so machines are rented whole. The mixes of machines are
+searched best first (`planner.mixes`); what to rent on a market is asked of `planner.desk`.
 """
 
-import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
 
-from planner.bound import upper_bound
 from planner.cluster import Device
 from planner.cost.model import CostModel
 from planner.errors import InvalidInput
+from planner.fluid import Fluid, device_rates
+from planner.goals import MostPerUsd
+from planner.market import Counts
+from planner.mixes import Best, Evaluated, Machines, MixSearch, Outcome
 from planner.problem import Problem
 from planner.record import replace
 from planner.solution import Conflict, Explanation, Feasible, Infeasible, Solution
-
-_MOST_MIXES = 4096
+from planner.space import role_limits
 
 
 def solve_per_dollar(
@@ -31,34 +34,46 @@ def solve_per_dollar(
     InvalidInput without a floor (the smallest plan would win) or where a kind has no price.
     """
     floor = _checked_floor(problem)
-    ranked, most = [], 0.0
-    for devices in _mixes(problem):
-        part = _restricted(problem, devices)
-        bound = upper_bound(CostModel(part))
-        if bound is not None:
-            most = max(most, bound.tokens_per_s)
-            if bound.tokens_per_s >= floor:
-                ranked.append((_per_dollar(bound.tokens_per_s, _price(part)), part))
-    if not ranked:
-        whole = throughput(replace(problem, objective="throughput"))
-        if isinstance(whole, Infeasible):
-            return whole
-        detail = f"{floor:,.0f} tokens/s asked for, no plan exceeds {most:,.0f}"
-        return Infeasible(conflicts=(Conflict(limit="floor_tokens_per_s", detail=detail),), scheduler=scheduler)
-    ranked.sort(key=lambda r: -r[0])
-    best: Feasible | None = None
-    for ceiling, part in ranked:
-        if best is not None and (should_stop() or ceiling <= _ratio(best) * (1 + 1e-9)):
-            break
-        found = throughput(part)
-        if isinstance(found, Feasible) and (best is None or _ratio(found) > _ratio(best) * (1 + 1e-9)):
-            best = _told(found, ranked[0][0])
-            if on_incumbent is not None:
-                on_incumbent(best)
-    if best is None:
-        detail = f"{floor:,.0f} tokens/s asked for, no plan was found that reaches it"
-        return Infeasible(conflicts=(Conflict(limit="floor_tokens_per_s", detail=detail),), scheduler=scheduler)
-    return best
+    machines = _machines(problem)
+    kinds = sorted({d.kind for d in problem.cluster.devices})
+    fluid = Fluid(
+        device_rates(CostModel(problem), kinds),
+        machines.holds,
+        machines.prices,
+        always=machines.always,
+        always_usd_per_h=machines.always_usd_per_h,
+    )
+    goal = MostPerUsd(machines=machines, fluid=fluid, floor_tokens_per_s=floor, limit_usd_per_h=math.inf)
+
+    found: list[Best] = []
+
+    def improved(best: Best, bound: float) -> None:
+        found.append(best)
+        if on_incumbent is not None:
+            on_incumbent(_told(best, bound))
+
+    def stopped() -> bool:
+        return bool(found) and should_stop()  # a stop still gets an answer
+
+    search = MixSearch(machines, Evaluated(machines, throughput), goal, should_stop=stopped, on_improved=improved)
+    outcome = search.run()
+    if outcome.best is None:
+        return _beyond(problem, floor, scheduler, throughput, outcome)
+    told = _told(outcome.best, outcome.bound)
+    return replace(told, finished=told.finished and outcome.finished)
+
+
+def _beyond(
+    problem: Problem, floor: float, scheduler: str, throughput: Callable[[Problem], Solution], outcome: Outcome
+) -> Infeasible:
+    """Why no mix does: no plan at all, or the floor."""
+    whole = throughput(replace(problem, objective="throughput", floor_tokens_per_s=None))
+    if isinstance(whole, Infeasible):
+        return whole
+    detail = f"{floor:,.0f} tokens/s asked for, " + (
+        f"no plan exceeds {whole.bound_tokens_per_s:,.0f}" if outcome.finished else "no plan was found that reaches it"
+    )
+    return Infeasible(conflicts=(Conflict(limit="floor_tokens_per_s", detail=detail),), scheduler=scheduler)
 
 
 def _checked_floor(problem: Problem) -> float:
@@ -76,39 +91,48 @@ def _checked_floor(problem: Problem) -> float:
     return problem.floor_tokens_per_s
 
 
-def _mixes(problem: Problem) -> Iterator[tuple[Device, ...]]:
-    """Sets of machines to rent. Machines with the same devices are alike; those with overridden devices, or in use by the
-    plan in force, come first of their type, and pinned ones are always rented."""
+def _machines(problem: Problem) -> Machines:
+    """What there is to rent. Machines with the same devices are alike; those with overridden devices are of a type of their
+    own, those in use by the plan in force come first of their type, and pinned ones are always rented."""
     pinned = {o.device for o in problem.overrides if o.kind == "pin" and o.role != "idle"}
     special = {o.device for o in problem.overrides}
-    machines: dict[str, list[Device]] = {}
+    by_node: dict[str, list[Device]] = {}
     for d in problem.cluster.devices:
-        machines.setdefault(d.node, []).append(d)
-    always, types = [], dict[tuple[object, ...], list[list[Device]]]()
-    for node, devices in machines.items():
+        by_node.setdefault(d.node, []).append(d)
+    always: list[Device] = []
+    types: dict[tuple[object, ...], list[list[Device]]] = {}
+    for node, devices in by_node.items():
         if any(d.id in pinned for d in devices):
-            always.append(devices)
+            always += devices
             continue
         alone = node if any(d.id in special for d in devices) else ""
-        key = (tuple(sorted((d.kind, d.region) for d in devices)), alone)
-        types.setdefault(key, []).append(devices)
+        types.setdefault((tuple(sorted((d.kind, d.region) for d in devices)), alone), []).append(devices)
     force = problem.in_force
     if force is not None:
         for group in types.values():
             group.sort(key=lambda ds: -sum(force.role_of(d.id) != "idle" for d in ds))
-    counts = [range(len(g) + 1) for g in types.values()]
-    total = 1
-    for c in counts:
-        total *= len(c)
-    if total > _MOST_MIXES:
-        raise InvalidInput(
-            "too many kinds of machine to choose from", got=total, expected=f"at most {_MOST_MIXES} mixes of machines"
-        )
-    for chosen in itertools.product(*counts):
-        rented = [ds for n, g in zip(chosen, types.values(), strict=True) for ds in g[:n]] + always
-        if rented:
-            keep = {d.id for ds in rented for d in ds}
-            yield tuple(d for d in problem.cluster.devices if d.id in keep)
+    groups = list(types.values())
+    idle = {d for d, role in role_limits(problem.overrides).items() if role == "idle"}
+
+    def build(counts: Counts) -> Problem:
+        keep = {d.id for n, g in zip(counts, groups, strict=True) for ds in g[:n] for d in ds} | {d.id for d in always}
+        return _restricted(problem, tuple(d for d in problem.cluster.devices if d.id in keep))
+
+    def usable(devices: Iterable[Device]) -> Counter[str]:
+        return Counter(d.kind for d in devices if d.id not in idle)
+
+    largest: Counter[str] = Counter()
+    for node in {d.node for d in always}:
+        largest |= usable(d for d in always if d.node == node)
+    return Machines(
+        prices=tuple(_price(problem, g[0]) for g in groups),
+        holds=tuple(usable(g[0]) for g in groups),
+        most=tuple(len(g) for g in groups),
+        build=build,
+        always=usable(always),
+        always_usd_per_h=_price(problem, always),
+        always_largest=largest,
+    )
 
 
 def _restricted(problem: Problem, devices: tuple[Device, ...]) -> Problem:
@@ -125,22 +149,17 @@ def _restricted(problem: Problem, devices: tuple[Device, ...]) -> Problem:
     )
 
 
-def _price(problem: Problem) -> float:
+def _price(problem: Problem, devices: Iterable[Device]) -> float:
     kinds = problem.cluster.kinds
-    return sum(kinds[d.kind].price_usd_per_h or 0.0 for d in problem.cluster.devices)
+    return math.fsum(kinds[d.kind].price_usd_per_h or 0.0 for d in devices)
 
 
-def _per_dollar(tokens_per_s: float, usd_per_h: float) -> float:
-    return tokens_per_s / usd_per_h if usd_per_h > 0 else float("inf")
-
-
-def _ratio(found: Feasible) -> float:
-    return _per_dollar(found.prediction.tokens_per_s, found.prediction.usd_per_h or 0.0)
-
-
-def _told(found: Feasible, ceiling: float) -> Feasible:
+def _told(best: Best, most: float) -> Feasible:
     """Say what was optimised."""
-    usd = found.prediction.usd_per_h or 0.0
-    line = f"${usd:.2f}/h of machines: {_ratio(found):,.1f} tokens/s per $/h, no mix of machines exceeds {ceiling:,.1f}"
-    e = found.explanation
-    return replace(found, explanation=Explanation(headline=e.headline, lines=(line, *e.lines)))
+    p, e = best.found.prediction, best.found.explanation
+    usd = p.usd_per_h or 0.0
+    ratio = p.tokens_per_s / usd if usd > 0 else math.inf
+    line = (
+        f"${usd:.2f}/h of machines: {ratio:,.1f} tokens/s per $/h, no mix of machines exceeds {max(most, ratio):,.1f}"
+    )
+    return replace(best.found, explanation=Explanation(headline=e.headline, lines=(line, *e.lines)))

@@ -30,7 +30,8 @@ from planner.trainers import ANY, FIRST, HIGH, HIGH2, LOW, LOW2, NONE, SECOND, S
 # Boxes looked at together: those near to the lowest, but not fewer or more than so many.
 _FEW, _BATCH, _NEAR = 48, 512, 1.01
 _COARSE, _FINE = 12, 48  # halvings: relative precision of the period of a box, and of a trainer
-_COSTED = 4  # trainers costed whole at a time
+_EQUAL = 1 + 1e-12
+_TIGHTENED, _COSTED = 64, 8  # trainers bounded more tightly, and costed whole, at a time
 # What the bound of a box is of: training only; the pairing; its one trainer costed whole; the pairing of that.
 _BOUNDED, _PAIRED, _COSTED_WHOLE, _SETTLED = range(4)
 
@@ -159,15 +160,18 @@ class Scan:
         limit = max(lowest * _NEAR, float(np.partition(self._low, at_least)[at_least]))
         near = np.flatnonzero((self._low <= limit) & (self._low < np.inf))
         near = near[np.argsort(self._low[near], kind="stable")][:_BATCH]
-        if self._state[near[0]] == _SETTLED:
-            self._out.append((lowest, self._cell(self._box[near[0]], float(self._train[near[0]]))))
-            self._drop(near[:1])
+        # Of equals, as on a plateau that the staleness bound makes, the one that is known whole comes first.
+        ready = near[(self._state[near] == _SETTLED) & (self._low[near] <= lowest * _EQUAL)]
+        if len(ready):
+            first = ready[0]
+            self._out.append((float(self._low[first]), self._cell(self._box[first], float(self._train[first]))))
+            self._drop([first])
             return
         state = self._state[near]
         single = self.boxes.single(self._box[near])
         rows = near[(state == _BOUNDED) | (state == _COSTED_WHOLE)]
         self._pair(rows)
-        unfit = self._cost(near[(state == _PAIRED) & single][:_COSTED])
+        unfit = self._cost(near[(state == _PAIRED) & single][:_TIGHTENED])
         wide = near[(state == _PAIRED) & ~single]
         boxes, low_s = self._box[wide], self._low[wide]
         if len(wide) or unfit:
@@ -188,18 +192,26 @@ class Scan:
                 self._state[some[settled]] = state
 
     def _cost(self, rows: NDArray[np.int64]) -> list[int]:
-        """Cost single trainers whole; those that do not fit are returned."""
-        unfit = []
+        """Bound single trainers by how their layers are divided, or cost them whole; those that do not fit are returned."""
+        unfit, costed = [], 0
         for i in rows:
             box = self._box[i]
             lanes = [int(box[FIRST])] + ([] if box[SECOND] == NONE else [int(box[SECOND])])
-            seconds = self.ideal.seconds(int(box[SITES]), lanes, self.boxes.blocks(box))
+            blocks = self.boxes.blocks(box)
+            seconds = self.ideal.least_s(int(box[SITES]), lanes, blocks)
+            if seconds is not None and seconds <= self._low[i]:
+                if costed == _COSTED:
+                    continue
+                costed += 1
+                seconds = self.ideal.seconds(int(box[SITES]), lanes, blocks)
+                self._state[i] = _COSTED_WHOLE
+            else:
+                self._state[i] = _BOUNDED
             if seconds is None:
                 unfit.append(int(i))
                 continue
             self._train[i] = max(seconds, self._train[i])
             self._low[i] = max(self._low[i], seconds)
-            self._state[i] = _COSTED_WHOLE
         return unfit
 
     def _cell(self, box: NDArray[np.int64], train_s: float) -> Cell:

@@ -6,6 +6,7 @@ from typing import Protocol
 from planner.cost.model import CostModel, Scored
 from planner.plan import Plan
 from planner.problem import Budget, Problem
+from planner.resolve import changed
 
 _TIE = 1e-9
 
@@ -61,8 +62,13 @@ class Search:
         return min(others, key=lambda s: s.prediction.step_s, default=None)
 
     def better(self, new: Scored, old: Scored) -> bool:
-        """Shorter step; among equals fewer devices that change role, C_T <= C_I, then the shorter rollout."""
+        """Shorter step, net of what switching costs; among equals fewer devices that change role, C_T <= C_I, then the
+        shorter rollout."""
         a, b = new.prediction, old.prediction
+        if self.problem.switch_s > 0 and self.problem.in_force is not None:
+            net, other = self.net_tokens_per_s(new), self.net_tokens_per_s(old)
+            if abs(net - other) > _TIE * other:
+                return net > other
         if abs(a.step_s - b.step_s) > _TIE * b.step_s:
             return a.step_s < b.step_s
         left = (self.moved(new.plan), a.train_s > a.rollout_s * (1 + _TIE))
@@ -70,6 +76,15 @@ class Search:
         if left != right:
             return left < right
         return a.rollout_s < b.rollout_s * (1 - _TIE)
+
+    def net_tokens_per_s(self, scored: Scored) -> float:
+        """Tokens/s over the switch horizon, less the production that devices lose when they change placement."""
+        p = self.problem
+        rate = scored.prediction.tokens_per_s
+        if p.in_force is None or p.switch_s == 0 or not p.cluster.devices:
+            return rate
+        lost_s = len(changed(scored.plan, p.in_force, p)) * p.switch_s
+        return rate * max(0.0, 1 - lost_s / (len(p.cluster.devices) * p.switch_horizon_s))
 
     def moved(self, plan: Plan) -> int:
         """Devices whose role is not that of the plan in force."""

@@ -26,6 +26,7 @@ Ints = NDArray[np.int_]
 MOST_GROUPS = 2
 _MOST_USAGES = 4000  # beyond, pairs of groups are too many to look at
 _MOST_SHAPES = 400_000  # blocks and pairs of blocks
+_CHUNK = 2048
 
 
 def few_shapes(cost: CostModel, classes: Sequence[DeviceClass]) -> bool:
@@ -76,34 +77,36 @@ class Sides:
     def _cost_all(self) -> None:
         """All candidates (blocks of a group) with their seconds for every set of tasks, sorted by the devices they use."""
         groups = tuple(dict.fromkeys(g for way in self.partitions for g in way))
-        candidates: list[tuple[BlockShape, ...]] = []
+        made = {k: self._block(k) for k in self.kinds if self.blocks[k]}
+        chains: list[tuple[tuple[str, ...], tuple[Ints, ...]]] = []  # kinds, and which of their blocks
         seconds: dict[tuple[Task, ...], list[tuple[Array, Array]]] = {g: [] for g in groups}
         for kinds in self._chains():
-            shapes = tuple(itertools.product(*(self.blocks[k] for k in kinds)))
-            limit = self.cost.problem.capabilities.train_max_devices
-            shapes = tuple(s for s in shapes if limit is None or sum(b.devices for b in s) <= limit)
-            if not shapes:
-                continue
-            candidates += shapes
-            for has_head in (True, False):
-                mine = [g for g in groups if bool({"actor_training", "reference"} & {self._lead(g)}) == has_head]
-                if not mine:
-                    continue
-                batch = self._batch(kinds, shapes, self.columns.head_layers if has_head else 0.0)
-                for g in mine:
-                    seconds[g].append(batch.group_s(g))
-        used = np.array(
-            [[sum(b.devices for b in c if b.kind == k) for k in self.kinds] for c in candidates], dtype=int
-        ).reshape(len(candidates), len(self.kinds))
+            for at in self._chunks(kinds):
+                chains.append((kinds, at))
+                blocks = [made[k].take(x) for k, x in zip(kinds, at, strict=True)]
+                for has_head in (True, False):
+                    mine = [g for g in groups if (self._lead(g) in ("actor_training", "reference")) == has_head]
+                    if mine:
+                        batch = Batch(
+                            self.cost.context,
+                            blocks[0] if len(kinds) == 2 else None,
+                            blocks[-1],
+                            self.relaxed.link(*kinds) if len(kinds) == 2 else None,
+                            self.columns.head_layers if has_head else 0.0,
+                        )
+                        for g in mine:
+                            seconds[g].append(batch.group_s(g))
+        used = np.concatenate([self._used(*c) for c in chains] or [np.zeros((0, len(self.kinds)), dtype=int)])
         both = {
             g: [np.concatenate([s[i] for s in parts] or [np.zeros(0)]) for i in (0, 1)] for g, parts in seconds.items()
         }
-        alive = np.zeros(len(candidates), dtype=bool)
+        alive = np.zeros(len(used), dtype=bool)
         for score, train in both.values():
             alive |= np.isfinite(score + train)
         order = np.flatnonzero(alive)
         order = order[np.lexsort(used[order].T)] if len(order) else order
-        self.candidates = [candidates[i] for i in order]
+        self._chains_made, self._order = chains, order
+        self._ends = np.cumsum([len(at[0]) for _, at in chains])
         self.seconds = {g: (score[order], train[order]) for g, (score, train) in both.items()}
         used = used[order]
         fresh = np.ones(len(order), dtype=bool)
@@ -123,24 +126,42 @@ class Sides:
     def _lead(group: tuple[Task, ...]) -> Task:
         return "actor_training" if "actor_training" in group else group[0]
 
-    def _batch(self, kinds: tuple[str, ...], shapes: Sequence[tuple[BlockShape, ...]], head_layers: float) -> Batch:
-        made = [self._block([s[i] for s in shapes]) for i in range(len(kinds))]
-        link = self.relaxed.link(*kinds) if len(kinds) == 2 else None
-        first = made[0] if len(made) == 2 else None
-        return Batch(self.cost.context, first, made[-1], link, head_layers)
+    def _chunks(self, kinds: tuple[str, ...]) -> Iterator[tuple[Ints, ...]]:
+        """All blocks, or pairs of blocks, of these kinds by position, in parts that stay in a processor's cache."""
+        sizes = [len(self.blocks[k]) for k in kinds]
+        limit = self.cost.problem.capabilities.train_max_devices
+        at = tuple(x.ravel() for x in np.indices(sizes))
+        if limit is not None:
+            counts = [np.array([b.devices for b in self.blocks[k]], dtype=int) for k in kinds]
+            keep = sum((c[x] for c, x in zip(counts, at, strict=True)), np.zeros(len(at[0]), dtype=int)) <= limit
+            at = tuple(x[keep] for x in at)
+        for start in range(0, len(at[0]), _CHUNK):
+            yield tuple(x[start : start + _CHUNK] for x in at)
 
-    def _block(self, blocks: Sequence[BlockShape]) -> Block:
-        kind = blocks[0].kind
+    def _used(self, kinds: tuple[str, ...], at: tuple[Ints, ...]) -> Ints:
+        out = np.zeros((len(at[0]), len(self.kinds)), dtype=int)
+        for k, x in zip(kinds, at, strict=True):
+            out[:, self.kinds.index(k)] = np.array([b.devices for b in self.blocks[k]], dtype=int)[x]
+        return out
+
+    def candidate(self, position: int) -> tuple[BlockShape, ...]:
+        """The blocks of a candidate, by its position in `seconds`."""
+        flat = int(self._order[position])
+        chain = int(np.searchsorted(self._ends, flat, side="right"))
+        kinds, at = self._chains_made[chain]
+        inside = flat - (int(self._ends[chain - 1]) if chain else 0)
+        return tuple(self.blocks[k][int(x[inside])] for k, x in zip(kinds, at, strict=True))
+
+    def _block(self, kind: str) -> Block:
+        """All blocks of a kind."""
         cluster = self.cost.problem.cluster
-        distinct = dict.fromkeys(blocks)
-        rows = {}
-        for b in distinct:
+        rows = []
+        for b in self.blocks[kind]:
             spread = self.relaxed.spread(b)
-            rows[b] = (
-                b.tp, b.dp, b.pp, self.columns.column(b).weight, self.cost.skew(b.dp), 0 if spread is None else spread.nodes
-            )  # fmt: skip
-        table = np.array([rows[b] for b in blocks], dtype=float).T
-        tp, dp, pp, nodes = (table[i].astype(int) for i in (0, 1, 2, 5))
+            nodes = 0 if spread is None else spread.nodes
+            rows.append((b.tp, b.dp, b.pp, self.columns.column(b).weight, self.cost.skew(b.dp), nodes))
+        table = np.array(rows, dtype=float).T
+        tp, dp, pp, nodes_ = (table[i].astype(int) for i in (0, 1, 2, 5))
         return Block(
             kind=kind,
             tp=tp,
@@ -148,7 +169,7 @@ class Sides:
             pp=pp,
             weight=table[3],
             skew=table[4],
-            nodes=nodes,
+            nodes=nodes_,
             local=local_link(cluster, cluster.kinds[kind]),
             remote=self.relaxed.remote(kind),
             inner=self.relaxed.link(kind, kind),
@@ -244,7 +265,7 @@ class Sides:
             x, y = divmod(int(flat), seconds.shape[1])
             if not seconds[x, y] < below_s:
                 return
-            blocks = [self.candidates[spans[0].start + x]]
+            blocks = [self.candidate(int(spans[0].start) + x)]
             if len(spans) == 2:
-                blocks.append(self.candidates[spans[1].start + y])
+                blocks.append(self.candidate(int(spans[1].start) + y))
             yield Way(side_s=float(seconds[x, y]), tasks=way, blocks=tuple(blocks))

@@ -53,3 +53,14 @@ class Infeasible:
 
 
 Solution = Feasible | Infeasible
+
+
+@record
+class Repaired:
+    """A valid plan after a loss, and its prediction. No bound was computed, so there is none here, and no gap."""
+
+    plan: Plan
+    prediction: Prediction
+    changed: tuple[str, ...]  # devices of the cluster whose placement is another than before
+    explanation: Explanation
+    scheduler: str = "repair"

@@ -21,7 +21,8 @@ TP_DEGREES = (1, 2, 4, 8)
 
 @record
 class DeviceClass:
-    """Interchangeable devices of one kind in one machine, by what overrides let them do."""
+    """Interchangeable devices of one kind in one machine, by what overrides let them do. The devices of a frozen placement
+    are a class of their own."""
 
     place: Place
     free: tuple[str, ...]
@@ -35,11 +36,13 @@ class DeviceClass:
 
 
 def role_limits(overrides: tuple[Override, ...]) -> Mapping[str, str]:
-    """What each overridden device must do: "train", "rollout" or "idle". The last pin counts; a cordon always wins."""
+    """What each overridden device must do: "train", "rollout" or "idle". The last pin or keep counts, a freeze before them;
+    a cordon always wins. Of a keep or freeze only a resolved one says a role (`planner.resolve`)."""
     out: dict[str, str] = {}
-    for o in overrides:
-        if o.kind == "pin" and o.role is not None:
-            out[o.device] = o.role
+    for kinds in (("pin", "keep"), ("freeze",)):
+        for o in overrides:
+            if o.kind in kinds and o.role is not None:
+                out[o.device] = o.role
     for o in overrides:
         if o.kind in ("cordon", "drain"):
             out[o.device] = "idle"
@@ -52,13 +55,14 @@ def device_classes(problem: Problem) -> tuple[DeviceClass, ...]:
     The order depends on names of kinds and regions only, so that relabelled problems get the same plan.
     """
     limits = role_limits(problem.overrides)
-    found: dict[Place, dict[str, list[Device]]] = {}
+    frozen = _frozen(problem)
+    found: dict[tuple[Place, int], dict[str, list[Device]]] = {}
     machines: dict[str, list[tuple[str, str]]] = {}
     for d in problem.cluster.devices:
         role = limits.get(d.id, "free")
         if role != "idle":
             place = Place(node=d.node, kind=d.kind, region=d.region)
-            found.setdefault(place, {}).setdefault(role, []).append(d)
+            found.setdefault((place, frozen.get(d.id, -1)), {}).setdefault(role, []).append(d)
             machines.setdefault(d.node, []).append((d.kind, role))
     classes = [
         DeviceClass(
@@ -67,9 +71,18 @@ def device_classes(problem: Problem) -> tuple[DeviceClass, ...]:
             must_train=tuple(d.id for d in roles.get("train", ())),
             must_roll=tuple(d.id for d in roles.get("rollout", ())),
         )
-        for place, roles in found.items()
+        for (place, _), roles in found.items()
     ]
     return tuple(sorted(classes, key=lambda c: (c.place.kind, c.place.region, -c.size, sorted(machines[c.place.node]))))
+
+
+def _frozen(problem: Problem) -> Mapping[str, int]:
+    """Each device under a freeze with the number of its placement in the plan in force."""
+    held = {o.device for o in problem.overrides if o.kind == "freeze"}
+    force = problem.in_force
+    if not held or force is None:
+        return {}
+    return {d: i for i, p in enumerate(force.placements) for d in p.devices if d in held}
 
 
 def tp_degrees(problem: Problem, cap: int) -> tuple[int, ...]:

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from planner.cluster import Link
 from planner.columns import Columns
 from planner.cost.model import CostModel
+from planner.cost.network import best_of
 from planner.cost.training import crossing_s
 from planner.lanes import Lanes, Table, ring_at_least_s, rounds_at_most
 from planner.pairing import Cells
-from planner.pools import Pools, best_of
+from planner.pools import Pools
 from planner.space import BlockShape
 
 Floats = NDArray[np.float64]
@@ -61,7 +62,7 @@ class TrainerBoxes:
         self.bridge_latency_s = np.array([0.0 if x is None else x.latency_s for x in pools.bridge])
         self.narrow_latency_s = np.array([0.0 if x is None else x.latency_s for x in pools.narrow])
         # Between two machines of a stage at best: inside a region, unless links between regions are faster.
-        near = best_of([pools.cluster.same_kind, *pools.region_links])
+        near = best_of([pools.cluster.same_kind.bulk(), *pools.region_links])
         self.near_s, self.near_latency_s = self.lanes.layer_bytes / (near.bytes_per_s * rate), near.latency_s
 
     # Boxes.

@@ -48,7 +48,7 @@ def decode_step_s(ctx: Context, shape: ReplicaShape, running: int) -> float:
     floor_s += 2 * layers * ring_s(local_link(ctx.cluster, kind), hidden, shape.tp, 2, ctx.a)
     floor_s += 0.0 if kind.paced else batch * ctx.a.host_s_per_sample
     if shape.pp > 1:
-        floor_s += send_s(ctx.cluster.same_kind, hidden, ctx.a)
+        floor_s += send_s(ctx.cluster.same_kind.bulk(), hidden, ctx.a)
     return shape.pp * (matmul_s + attention_s + floor_s)
 
 

@@ -203,7 +203,7 @@ def _on_smallest(train: Placement, cost: CostModel, *, pp: int, tp: int, dp: int
     spread = spread_of(cluster, cost.places_of(train.devices))
     layers = even_layers(cost.problem.model.layers, pp) or (cost.problem.model.layers,)
     stages = tuple(StageShape(kind=kind, dp=dp, tp=tp, layers=n, spread=spread) for n in layers)
-    return TrainerShape(stages=stages, links=(cluster.cross_kind,) * (len(stages) - 1))
+    return TrainerShape(stages=stages, links=(cluster.cross_kind.bulk(),) * (len(stages) - 1))
 
 
 def _about_stages(train: Placement, able: Abilities, tp: int, pp: int) -> Iterator[str]:

@@ -11,6 +11,7 @@ from planner.schedulers.baselines.random_plans import random_plans
 from planner.schedulers.baselines.streamrl import streamrl
 from planner.schedulers.baselines.verl import verl
 from planner.schedulers.exhaustive import exhaustive
+from planner.schedulers.hetrl import hetrl, hetrl_ilp
 from planner.schedulers.hex import hex_scheduler
 from planner.search import Scheduler
 
@@ -19,6 +20,8 @@ SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
         "areal-hex": areal_hex,
         "hex": hex_scheduler,
         "exhaustive": exhaustive,
+        "hetrl": hetrl,
+        "hetrl-ilp": hetrl_ilp,
         "verl": verl,
         "areal": areal,
         "streamrl": streamrl,

@@ -4,7 +4,8 @@ The cells of the plan space (`planner.scan`) come with the shortest relaxed peri
 machines, whole machines first, with the fastest trainer that fits there and the replicas of the rollout MILP. When the next
 cell could at best be as slow as the incumbent, no cell is left that could beat it and the search is over. Where the first
 cell can be laid out as relaxed, as on machines of one size, that is at once: the plan meets its bound. On larger fleets a cell
-is tried in a few layouts only and patience ends the search too: what is proven then is the bound, not the plan.
+is tried in a few layouts only (`schedulers.layouts`) and patience ends the search too: what is proven then is the bound, not
+the plan. Bound and search share one scan, so the search starts where the bound stopped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,8 @@ _SMALL = 8  # devices
 _LARGE_LAYOUTS = 4  # ways to lay out a cell that are tried on larger fleets
 _LARGE = 64  # devices from which only the layouts of `schedulers.layouts` are tried
 _PATIENCE = 32  # cells without a better plan that end the search on a large fleet
-_STEPS = 200  # looks at the scan's frontier that a large fleet gets
+_GROUPS_PATIENCE = 8  # the same for workflows of several tasks, whose cells have many ways each
+_STEPS = 200  # looks at the scan's frontier that a fleet beyond the smallest gets
 _TIE = 1e-9
 
 
@@ -43,7 +45,7 @@ def hex_scheduler(search: Search) -> None:
 def _groups(search: Search, scan: SideScan) -> None:
     """Workflows whose tasks may have devices of their own."""
     small = sum(c.size for c in scan.classes) <= _SMALL
-    fruitless = 0
+    fruitless = 0  # cells since the last better plan
 
     def to_beat_s() -> float:
         if search.halted():
@@ -52,7 +54,7 @@ def _groups(search: Search, scan: SideScan) -> None:
 
     for _, cell in scan.ascending(to_beat_s):
         best = search.best
-        if best is not None and fruitless >= _PATIENCE:
+        if best is not None and fruitless >= _GROUPS_PATIENCE:
             return
         plan_cell(search, scan, cell, small=small)
         fruitless = 0 if search.best is not best or small else fruitless + 1
@@ -72,9 +74,9 @@ def _trainers(search: Search, scan: Scan) -> None:
 
     def cells() -> Iterator[Cell]:
         # Where the order cannot be proven in time, what is likely comes next.
-        steps = _STEPS if devices > _LARGE else None
+        steps = _STEPS if devices > _SMALL else None
         yield from (cell for _, cell in scan.ascending(to_beat_s, steps=steps))
-        if scan.lowest_s() < to_beat_s():
+        if steps is not None and scan.lowest_s() < to_beat_s():
             yield from scan.likely(_PATIENCE)
 
     for cell in cells():

@@ -8,7 +8,7 @@ co-location also on the devices of the groups. Then the groups are costed beside
 import itertools
 from collections.abc import Iterator, Sequence
 
-from planner.cost.memory import replica_resident_bytes
+from planner.cost.memory import replica_resident_bytes, task_state_bytes
 from planner.cost.model import side_s
 from planner.cost.training import TrainerCost
 from planner.placing import GroupLayout, StageLayout, materialise_groups
@@ -22,8 +22,8 @@ from planner.sides import Way
 from planner.sidescan import SideCell, SideScan
 from planner.space import BlockShape, DeviceClass, replica_shapes
 
-_SEEN, _WAYS = 400, 6  # ways looked at, and the fastest of them laid out, on a large fleet
-_LAYOUTS = 2  # of each group there
+_SEEN, _WAYS = 400, 3  # ways looked at, and the fastest of them laid out, on a large fleet
+_LAYOUTS = 2  # of the first group there; the second has its fastest
 _TIE = 1e-9
 
 
@@ -39,7 +39,7 @@ class _Group:
 
 def plan_cell(search: Search, scan: SideScan, cell: SideCell, *, small: bool) -> None:
     """Offer the plans of a cell; all of its ways where the fleet is small, else the fastest."""
-    used = scan.in_order(cell.used)
+    used, besides = scan.in_order(cell.used), _beside(scan)
     ways: Iterator[Way] = scan.sides.ways(used, _to_beat_s(search))
     if not small:
         ways = iter(sorted(itertools.islice(ways, _SEEN), key=lambda w: w.side_s)[:_WAYS])
@@ -47,7 +47,7 @@ def plan_cell(search: Search, scan: SideScan, cell: SideCell, *, small: bool) ->
         if search.halted():
             return
         if way.side_s < _to_beat_s(search):
-            for beside in _beside(scan):
+            for beside in besides:
                 for groups in _laid_out(scan, way, beside, small=small):
                     if search.halted():
                         return
@@ -62,8 +62,26 @@ def _beside(scan: SideScan) -> tuple[float, ...]:
     """What replicas may hold on the devices of groups: nothing (they are elsewhere), or as much as some shape holds."""
     if not scan.shared:
         return (0.0,)
-    shapes = {s for k in scan.kinds for s in replica_shapes(scan.cost, scan.classes, k)}
-    return (0.0, *sorted({replica_resident_bytes(scan.cost.context, s.tp, s.pp) for s in shapes}))
+    cost, devices = scan.cost, sum(c.size for c in scan.classes)
+    shapes = [s for k in scan.kinds for s in replica_shapes(cost, scan.classes, k)]
+    resident = {s: replica_resident_bytes(cost.context, s.tp, s.pp) for s in shapes}
+    model = cost.problem.model
+    # What generates most if the models of the other tasks lay evenly on all devices comes first, elsewhere (0) last.
+    held = sum(
+        task_state_bytes(cost.context, t, cost.side_tasks, layers=model.layers, tp=1, dp=1, first=True, last=True)
+        for t in cost.side_tasks
+    )
+    link = scan.columns.cost.problem.cluster.same_kind.bulk()
+
+    def rate(most: float) -> float:
+        total = 0.0
+        for c in scan.classes:
+            mine = [s for s in shapes if s.kind == c.place.kind and resident[s] <= most]
+            offers = ((s, cost.offers(s, link, held / devices)) for s in mine)
+            total += max((o[0].level.rate_tokens_per_s / s.devices for s, o in offers if o), default=0.0) * c.size
+        return total
+
+    return (*sorted(set(resident.values()), key=lambda r: -rate(r)), 0.0)
 
 
 def _laid_out(scan: SideScan, way: Way, beside: float, *, small: bool) -> Iterator[tuple[_Group, ...]]:
@@ -75,7 +93,8 @@ def _laid_out(scan: SideScan, way: Way, beside: float, *, small: bool) -> Iterat
             yield (first,)
             continue
         rest = [_without(c, n) for c, n in zip(classes, first.used, strict=True)]
-        for second in _group(scan, rest, way.tasks[1], way.blocks[1], beside, small=small):
+        seconds = _group(scan, rest, way.tasks[1], way.blocks[1], beside, small=small)
+        for second in seconds if small else itertools.islice(seconds, 1):
             given = [a + b for a, b in zip(first.used, second.used, strict=True)]
             if all(n >= len(c.must_train) for n, c in zip(given, scan.classes, strict=True)):
                 yield (first, second)

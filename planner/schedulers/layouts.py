@@ -192,7 +192,8 @@ def layouts(classes: Sequence[DeviceClass], used: dict[str, int]) -> Iterator[tu
     Machines that look alike are filled in order, so that no two ways differ by names only.
     """
     order, looks = list(range(len(classes))), _looks(classes)
-    limit = _WAYS if sum(_most(c) for c in classes) <= _SMALL else _LARGE_WAYS
+    few = sum(_most(c) for c in classes) <= _SMALL or sum(used.values()) == 1
+    limit = _WAYS if few else _LARGE_WAYS
     ways = itertools.chain(
         itertools.islice(_fill(classes, looks, order, used), limit - limit // 4),
         itertools.islice(_fill(classes, looks, order[::-1], used), limit // 4),

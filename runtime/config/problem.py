@@ -39,7 +39,7 @@ def cluster_from_config(config: Config) -> Cluster:
             expected="devices in the file",
             hint='for planning, list [[fleet.devices]] and set fleet.source = "declared"',
         )
-    kinds = {name: _kind(config, name) for name in dict.fromkeys(s.kind for s in sections)}
+    kinds = {name: kind_from_config(config, name) for name in dict.fromkeys(s.kind for s in sections)}
     for name in fleet.prices:
         if name not in kinds and name not in CATALOGUE and name not in fleet.kinds:
             raise ConfigError(
@@ -73,7 +73,7 @@ def problem_from_config(
         dtype = config.model.rollout_dtype or config.model.dtype
         model = replace(model, dtype_bytes=_DTYPE_BYTES[dtype])
     planner = config.planner
-    capabilities = Capabilities()
+    capabilities = Capabilities(task_groups=2, colocate=True)  # the whole plan space
     if planner.capabilities == "runtime":
         capabilities = replace(Capabilities.single_device_roles(), rollout_max_running=config.sampling.max_running)
     return Problem(
@@ -130,7 +130,8 @@ def workload_from_config(config: Config) -> Workload:
     )
 
 
-def _kind(config: Config, name: str) -> DeviceKind:
+def kind_from_config(config: Config, name: str) -> DeviceKind:
+    """The device kind of that name as the configuration knows it: declared, or of the catalogue, with its price."""
     fleet = config.fleet
     declared = fleet.kinds.get(name)
     if declared is not None:

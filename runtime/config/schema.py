@@ -239,7 +239,7 @@ class FleetSection(Section):
 
 
 class PlannerSection(Section):
-    scheduler: str = "areal-hex"
+    scheduler: str = "hex"
     objective: Literal["throughput", "throughput_per_dollar"] = "throughput"
     floor_tokens_per_s: float | None = Field(None, gt=0)
     capabilities: Literal["runtime", "unrestricted"] = Field(

@@ -104,7 +104,7 @@ def test_a_model_larger_than_the_fleet(small: Path, capfd: pytest.CaptureFixture
     ("settings", "says"),
     [
         (["--scheduler", "magic"], "magic"),
-        (["--budget", "soon"], "not a duration"),
+        (["--solve-time", "soon"], "not a duration"),
         (["--set", "lengths.response_mean=99"], "mean response length exceeds the longest"),
         (["--set", "model.path=nowhere.json"], "nowhere.json"),
         (["--set", "fleet.devices.0.kind=cart"], "unknown device kind"),

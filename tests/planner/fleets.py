@@ -56,6 +56,8 @@ def workload(**changes: object) -> Workload:
 COMPUTE, BANDWIDTH = kind("compute", tflops=800, hbm=1e12, usd=5.0), kind("bandwidth", tflops=100, hbm=4e12, usd=2.0)
 MIXED = cluster(("compute", "a"), ("compute", "a"), ("bandwidth", "b"), ("bandwidth", "b"), kinds=(COMPUTE, BANDWIDTH))
 
+FLEET_OF_FIVE = cluster(("compute", "a"), ("compute", "a"), *[("bandwidth", "b")] * 3, kinds=(COMPUTE, BANDWIDTH))
+
 
 def problem(at: Cluster = MIXED, **changes: object) -> Problem:
     """The mixed fleet of four unless told otherwise."""

@@ -198,7 +198,7 @@ READY: dict[str, tuple[dict[str, int], int, int]] = {
     "laptop": ({"host-cpu": 2}, 1, 1),
     "h100-64-h20-64": ({"H100": 64, "H20": 64}, 16, 1),
 }
-SLOW = {"hetrl-s1", "h100-64-h20-64"}  # half a minute each on two busy cores
+SLOW = {"hetrl-s1", "hetrl-s2", "hetrl-s4", "h100-64-h20-64"}  # half a minute each on two busy cores
 
 
 @pytest.mark.parametrize("name", READY)
@@ -214,8 +214,14 @@ def test_a_ready_file_says_what_its_name_says(name: str) -> None:
     assert "assum" in text.lower(), "what is assumed is said"
 
 
-@pytest.mark.parametrize("scheduler", ["hex", "areal-hex"])
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.accept if n in SLOW else ()) for n in READY])
+@pytest.mark.parametrize(
+    ("name", "scheduler"),
+    [
+        pytest.param(n, s, marks=pytest.mark.accept if n in SLOW or (s != "hex" and n.startswith("hetrl")) else ())
+        for n in READY
+        for s in ("hex", "areal-hex")
+    ],
+)
 def test_a_ready_file_plans(name: str, scheduler: str) -> None:
     p = shipped(f"{name}.toml")
     found = solve(p, scheduler=scheduler, budget=Budget(evaluations=20))
@@ -228,6 +234,7 @@ def test_two_regions_share_a_run_where_steps_are_long_enough_for_the_weights_to_
     p = shipped("h100-8-a100-8-two-regions.toml")
     found = solve(p)
     assert isinstance(found, Feasible)
+    assert found.gap < 0.01, "a trainer in one region, and nothing taken for joined that is not"
     regions = {p.cluster.device(d).region for r in found.plan.rollouts for d in r.devices}
     assert regions == {"virginia", "ireland"}
     link = p.cluster.regions[("ireland", "virginia")]

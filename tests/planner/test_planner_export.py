@@ -433,7 +433,7 @@ def test_the_command_prints_settings_and_notes(target: str, capfd: pytest.Captur
 
 def test_the_command_refuses_what_makes_no_sense(capfd: pytest.CaptureFixture[str]) -> None:
     assert "not one of" in run(capfd, "plan", "local", "--export", "trl", code=2)[1]
-    assert "--export takes one plan" in run(capfd, "plan", "local", "--export", "verl", "--compare", "hex", code=2)[1]
+    assert "one question at a time" in run(capfd, "plan", "local", "--export", "verl", "--compare", "hex", code=2)[1]
     small = ("--set", "fleet.kinds.fast.memory=1 MB", "--set", "fleet.kinds.old.memory=1 MB")
     small = (*small, "--set", "fleet.kinds.wide.memory=1 MB")
     out, err = run(capfd, "plan", "local", "--export", "verl", *small, code=5)

@@ -1,12 +1,17 @@
 """Problems without a plan name the limits that conflict; odd clusters get an answer, not a crash."""
 
-import pytest
-from fleets import BANDWIDTH, COMPUTE, MIXED, cluster, kind, problem, workload
+from collections.abc import Sequence
 
-from planner import Capabilities, Feasible, Infeasible, solve, violations
+import pytest
+from fleets import BANDWIDTH, COMPUTE, MIXED, cluster, kind, problem, problems, workload
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from planner import Budget, Capabilities, Feasible, Infeasible, Problem, solve, violations
 from planner.cluster import Link
 from planner.errors import InvalidInput, UnknownName
-from planner.override import Override
+from planner.infeasible import Limit, has_plan, limits_of, smallest_conflict
+from planner.override import Cap, Override
 from planner.record import replace
 from planner.workload import Lengths
 
@@ -138,3 +143,88 @@ def test_per_dollar_keeps_pinned_machines() -> None:
     found = solve(p)
     assert isinstance(found, Feasible)
     assert violations(found.plan, p) == ()
+
+
+# the smallest conflicting set
+
+
+@st.composite
+def overconstrained(draw: st.DrawFn) -> Problem:
+    p = draw(problems(most=4, least=2, overrides=True))
+    caps = draw(
+        st.lists(
+            st.builds(
+                Cap,
+                kind=st.sampled_from([None, "k0"]),
+                role=st.sampled_from(["train", "rollout"]),
+                devices=st.integers(0, 1),
+            ),
+            max_size=2,
+        )
+    )
+    kinds = {n: replace(k, memory_bytes=draw(st.sampled_from([1, 0.5])) * 12e9) for n, k in p.cluster.kinds.items()}
+    may = draw(st.sampled_from([Capabilities(), Capabilities.single_device_roles(), Capabilities(train_max_kinds=1)]))
+    return replace(p, caps=tuple(caps), cluster=replace(p.cluster, kinds=kinds), capabilities=may)
+
+
+def possible(p: Problem) -> bool:
+    """By brute force where that is possible."""
+    try:
+        return isinstance(solve(p, scheduler="exhaustive", budget=Budget(evaluations=1)), Feasible)
+    except InvalidInput:
+        return has_plan(p)
+
+
+@settings(max_examples=10)
+@given(overconstrained())
+def test_lifting_any_limit_of_the_set_gives_a_plan_and_the_set_alone_has_none(p: Problem) -> None:
+    assert has_plan(p) == possible(p)
+    assume(not possible(p))
+    found = solve(p, scheduler="hex")
+    assert isinstance(found, Infeasible)
+    all_limits = limits_of(p)
+    names = [c.limit for c in found.conflicts]
+    assert set(names) <= {x.name for x in all_limits}
+    mine = smallest_conflict(p, all_limits, has_plan)
+    assert sorted(x.name for x in mine) == sorted(names)
+    others = [x for x in all_limits if x not in mine]
+    assert not possible(lifted(p, others)), "the set alone conflicts"
+    for x in mine:
+        assert possible(lifted(p, [*others, x])), f"{x.name} is one too many"
+
+
+def lifted(p: Problem, limits: Sequence[Limit]) -> Problem:
+    for x in limits:
+        p = x.lifted(p)
+    return p
+
+
+def test_of_many_overrides_only_those_that_conflict_are_named() -> None:
+    fleet = cluster(*[("compute", "a")] * 6, kinds=(COMPUTE,))
+    said = (
+        Override(device="d0", kind="cordon"),
+        Override(device="d1", kind="pin", role="train"),
+        Override(device="d2", kind="pin", role="train"),
+        Override(device="d3", kind="pin", role="rollout"),
+    )
+    found = limits(problem(fleet, overrides=said, capabilities=Capabilities(train_max_devices=1)))
+    assert found == ["capability.train_max_devices", "override pin d1 train", "override pin d2 train"]
+
+
+def test_a_cap_and_a_pin() -> None:
+    p = problem(
+        caps=(Cap(role="train", kind="compute", devices=0),),
+        overrides=(Override(device="d0", kind="pin", role="train"),),
+    )
+    assert limits(p) == ["cap train compute 0", "override pin d0 train"]
+
+
+def test_a_floor_that_a_cordon_makes_unreachable() -> None:
+    whole = solve(problem(), scheduler="hex")
+    assert isinstance(whole, Feasible)
+    floor = 0.95 * whole.prediction.tokens_per_s
+    said = (Override(device="d0", kind="cordon"),)
+    found = limits(problem(overrides=said, floor_tokens_per_s=floor))
+    assert found[0] == "floor_tokens_per_s"
+    assert set(found[1:]) <= {"devices", "override cordon d0", "eta", "memory"}
+    assert "override cordon d0" in found

@@ -7,11 +7,14 @@ from typing import Any
 
 import click
 
+from hexctl.cli.commands import plan_market
 from hexctl.cli.commands.plan_export import answer_exported
+from hexctl.cli.commands.plan_whatif import answer_explained, answer_what_if
 from hexctl.cli.exits import Exit, Progress, error
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, load, output_option, seconds, set_option, stdout_kept_pure
 from hexctl.cli.render.plan import comparison_text, infeasible_text, plan_document, plan_text
+from hexctl.cli.stopping import stop_after
 from planner.export import EXPORTERS
 from planner.problem import Budget, Problem
 from planner.solution import Feasible, Infeasible, Solution
@@ -26,17 +29,26 @@ from planner.solution import Feasible, Infeasible, Solution
     help="Solve with each of these schedulers: one line each, or with --output json a list of plans.",
 )
 @click.option(
-    "--budget", metavar="DURATION", help="Seconds to search; default: planner.solve_time. The best so far stands."
+    "--solve-time",
+    metavar="DURATION",
+    help="Seconds to search; default: planner.solve_time, at least 1m for questions of mixes. The best so far stands.",
 )
 @click.option(
     "--evaluations", type=click.IntRange(min=1), help="Plans to judge at most: the same number gives the same plan."
 )
+@plan_market.money_options
 @click.option(
     "--export",
     "target",
     type=click.Choice(list(EXPORTERS)),
     help="Answer with the settings that launch the plan there; what they cannot say comes as notes.",
 )
+@click.option(
+    "--what-if",
+    metavar="KEY=VALUE,...",
+    help="Compare with the plan under changes: add=8xL40S, remove=node3, eta=8, kv=keep, update=overlapped, price.H20=1.2.",
+)
+@click.option("--explain", is_flag=True, help="Add what holds the plan back and what single changes would give.")
 @set_option
 @output_option
 def plan(
@@ -44,21 +56,44 @@ def plan(
     config: str,
     scheduler: str | None,
     compare: str | None,
-    budget: str | None,
+    solve_time: str | None,
     evaluations: int | None,
     target: str | None,
+    what_if: str | None,
+    explain: bool,
     settings: tuple[str, ...],
     output: str,
+    **asked: Any,
 ) -> int:
     if scheduler and compare:
         raise click.UsageError("--scheduler names one, --compare several: give one of the two")
-    if target and compare:
-        raise click.UsageError("--export takes one plan, --compare makes several: give one of the two")
+    money = plan_market.wanted(asked)
+    questions = {
+        "--compare": compare, "--export": target, "--what-if": what_if, "--explain": explain, "a question of money": money
+    }  # fmt: skip
+    if len(given := [name for name, value in questions.items() if value]) > 1:
+        raise click.UsageError(f"one question at a time: {' and '.join(given)} were given")
     loaded = load(config, settings)
-    limit_s = seconds(budget, where="--budget") if budget else loaded.config.planner.solve_time
-    names = [n.strip() for n in (compare or scheduler or loaded.config.planner.scheduler).split(",")]
+    limit_s = seconds(solve_time, where="--solve-time") if solve_time else loaded.config.planner.solve_time
     with stdout_kept_pure():
         problem = problem_of(loaded.config)
+    if money:
+        if evaluations:
+            raise click.UsageError("--evaluations is about one fleet: leave it out where mixes are chosen")
+        limit_s = limit_s if solve_time else max(limit_s, plan_market.LEAST_TIME_S)
+        return plan_market.run(
+            loaded.config, problem, asked, scheduler=scheduler or "hex", limit_s=limit_s, output=output
+        )
+    names = [n.strip() for n in (compare or scheduler or loaded.config.planner.scheduler).split(",")]
+
+    def again(changed: Problem) -> tuple[Solution, float]:
+        return _timed(changed, names[0], limit_s, evaluations)
+
+    if what_if:
+        return answer_what_if(problem, what_if, again, output)
+    if explain:
+        return answer_explained(problem, again, output, limit_s)
+    with stdout_kept_pure():
         solved = [_timed(problem, name, limit_s, evaluations) for name in names]
     if compare:
         answer(output, [plan_document(s, t) for s, t in solved], comparison_text(solved))
@@ -94,7 +129,6 @@ def _solve(problem: Problem, scheduler: str, limit_s: float, evaluations: int | 
     import planner
 
     progress = Progress()
-    deadline = time.monotonic() + limit_s
 
     def on_incumbent(incumbent: Feasible) -> None:
         if sys.stderr.isatty():
@@ -102,12 +136,9 @@ def _solve(problem: Problem, scheduler: str, limit_s: float, evaluations: int | 
             progress(f"{scheduler}: {rate:,.0f} tokens/s, gap {100 * incumbent.gap:.1f} %")
 
     budget = Budget(evaluations=evaluations, mip_seconds=limit_s) if evaluations else Budget(mip_seconds=limit_s)
-    solution = planner.solve(
-        problem,
-        scheduler=scheduler,
-        budget=budget,
-        on_incumbent=on_incumbent,
-        should_stop=lambda: time.monotonic() > deadline,
-    )
+    with stop_after(limit_s) as stop:
+        solution = planner.solve(
+            problem, scheduler=scheduler, budget=budget, on_incumbent=on_incumbent, should_stop=stop
+        )
     progress.done()
     return solution

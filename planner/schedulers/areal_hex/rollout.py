@@ -14,6 +14,7 @@ from typing import Any
 
 import pulp
 
+from planner import solvers
 from planner.cluster import Link
 from planner.cost.decode import ReplicaShape
 from planner.cost.memory import replica_resident_bytes
@@ -253,10 +254,8 @@ def _milp(types: list[_NodeType], columns: list[_Column], values: list[float], m
                 problem += pulp.lpSum(larger) <= len(node.classes) * (node.size // size) * size
         if node.must:
             problem += pulp.lpSum(tp * v for tp, v in mine) >= node.must
-    problem.solve(pulp.COIN_CMD(path=pulp.PULP_CBC_CMD.pulp_cbc_path, msg=False, timeLimit=mip_seconds))
-    if problem.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-        return None
-    return [round(v.value() or 0) for v in y]
+    answer = solvers.run(problem, time_limit_s=mip_seconds)
+    return [round(answer.values[v.name]) for v in y] if answer.values else None
 
 
 def _assign(
