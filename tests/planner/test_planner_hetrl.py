@@ -1,20 +1,33 @@
 """`hetrl` and `hetrl-ilp` against brute force, the arithmetic of halving against a hand-worked trace, and the solvers."""
 
+import itertools
+import math
+import os
 import random
 import statistics
+import tempfile
+from collections.abc import Callable
 
+import pulp
 import pytest
-from fleets import LINK, SLOW, cluster, kind, problem, problems, workload
-from hypothesis import given, settings
+from fleets import BANDWIDTH, COMPUTE, LINK, SLOW, cluster, kind, problem, problems, workload
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner import Budget, Capabilities, Problem, violations
+from planner import Budget, Capabilities, Feasible, Infeasible, Problem, solve, solvers, violations
 from planner.cluster import Link
 from planner.cost import CostModel
 from planner.cost.model import Scored
+from planner.errors import UnknownName
 from planner.override import Override
+from planner.record import replace
 from planner.schedulers import SCHEDULERS
+from planner.schedulers.hetrl.genome import Breeder, Genome
+from planner.schedulers.hetrl.halving import best_half, halve, nested_halving, rounds, share, thinned
+from planner.schedulers.hetrl.levels import gpu_groupings, task_groupings
+from planner.schedulers.hetrl.ways import Ways
 from planner.search import Search
+from planner.space import device_classes, replica_shapes
 from planner.workload import Lengths
 
 SLACK = 1 + 1e-6
