@@ -154,5 +154,5 @@ class IdealTrainer:
         """The link with the shortest border between stages of two kinds."""
         if (a, b, several) not in self._links:
             links = self.pools.home_links(a, b, several=several)
-            self._links[a, b, several] = min(links, key=lambda x: (self.columns.crossing_s(x), -x.bytes_per_s))
+            self._links[a, b, several] = best_of(links)
         return self._links[a, b, several]

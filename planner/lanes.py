@@ -16,7 +16,7 @@ from planner.cost.flops import hbm_rate
 from planner.cost.lengths import quantiles
 from planner.cost.memory import state_bytes_per_param
 from planner.cost.model import CostModel
-from planner.cost.network import local_link
+from planner.cost.network import best_of, local_link
 from planner.cost.training import crossing_s, split_layers
 from planner.pools import Pools
 from planner.space import BlockShape, tp_degrees
@@ -117,7 +117,7 @@ class Lanes:
         local = np.array([local_link(ctx.cluster, k).bytes_per_s * a.link_efficiency for k in kinds])
         self.local_s = self.layer_bytes / (self.tp * local[self.kind])
         near = [ctx.cluster.same_kind.bulk(), *pools.region_links]
-        borders = [min(crossing_s(ctx, x, share=1.0) for x in (local_link(ctx.cluster, k), *near)) for k in kinds]
+        borders = [crossing_s(ctx, best_of((local_link(ctx.cluster, k), *near)), share=1.0) for k in kinds]
         self.border_s = np.array(borders)[self.kind]
         moved = 2 * cost.problem.model.layer_params * state_bytes_per_param(cost.problem.model)
         self.update_s = moved / (self.tp * np.array([hbm_rate(ctx, k) for k in kinds])[self.kind])

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.model import CostModel
+from planner.cost.network import best_of
 from planner.cost.update import update_s
 from planner.knapsack import most_value
 from planner.pools import Pools
@@ -86,7 +87,7 @@ class Pairing:
 
         def home(combination: tuple[int, ...], kind: int, several: bool) -> float:
             links = [x for t in combination for x in pools.home_links(t, kind, several=several)]
-            return min(update_s(cost.context, pools.kinds[kind], x) for x in links)
+            return update_s(cost.context, pools.kinds[kind], best_of(links))
 
         # [several sites?, combination, k]: the transfer to a replica in the trainer's own sites.
         self.home_s = np.array([[[home(c, k, s) for k in kinds] for c in combinations] for s in (False, True)])
@@ -104,10 +105,14 @@ class Pairing:
 
     def _away(self, cost: CostModel, kind: int) -> Floats:
         sites = len(self.pools.sites)
-        one = np.full((sites, sites), np.inf)
+        # As `best_of` has it: the lowest latency and the highest rate each for itself, and a transfer is the sum of the two.
+        latency, rest = np.full((sites, sites), np.inf), np.full((sites, sites), np.inf)
         for (a, b), link in self.pools.links.items():
-            one[a, b] = one[b, a] = update_s(cost.context, self.pools.kinds[kind], link)
-        found: Floats = np.where(self.pools.member[:, :, None], one[None, :, :], np.inf).min(axis=1)
+            whole = update_s(cost.context, self.pools.kinds[kind], link)
+            latency[a, b] = latency[b, a] = link.latency_s
+            rest[a, b] = rest[b, a] = whole - link.latency_s
+        least = [np.where(self.pools.member[:, :, None], x[None, :, :], np.inf).min(axis=1) for x in (latency, rest)]
+        found: Floats = least[0] + least[1]
         return found
 
     def _offers(self, cost: CostModel) -> _Offers:

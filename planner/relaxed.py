@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from planner.cluster import Cluster, Link
 from planner.columns import Columns
-from planner.cost.network import Spread, best_link, link_between, local_link
+from planner.cost.network import Spread, best_link, best_of, link_between, local_link
 from planner.cost.training import StageShape, TrainerCost, TrainerShape
 from planner.plan import Task
 from planner.space import BlockShape, DeviceClass
@@ -62,9 +62,7 @@ class Relaxed:
         if kind not in self._remotes:
             pairs = itertools.combinations(self.of_kind[kind], 2)
             links = [link_between(self.cluster, a.place, b.place) for a, b in pairs if a.place.node != b.place.node]
-            self._remotes[kind] = max(
-                links, key=lambda x: (x.bytes_per_s, -x.latency_s), default=self.cluster.same_kind.bulk()
-            )
+            self._remotes[kind] = best_of(links) if links else self.cluster.same_kind.bulk()
         return self._remotes[kind]
 
     def link(self, a: str, b: str) -> Link:

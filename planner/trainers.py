@@ -49,7 +49,7 @@ class TrainerBoxes:
         def border(c: tuple[int, ...], several: bool) -> float:
             if len(c) < 2:
                 return 0.0
-            return min(crossing_s(ctx, x, share=1.0) for x in pools.home_links(*c, several=several))
+            return crossing_s(ctx, best_of(pools.home_links(*c, several=several)), share=1.0)
 
         self.border_s = np.array([[border(c, s) for c in self.combinations] for s in (False, True)])
         self.bridge_border_s = np.array([0.0 if x is None else crossing_s(ctx, x, share=1.0) for x in pools.bridge])
