@@ -214,6 +214,15 @@ def test_areal_trains_on_the_last_quarter_whatever_its_kind() -> None:
     assert len({d for r in plan.rollouts for d in r.devices}) == 6
 
 
+def test_a_rule_without_a_plan_offers_nothing() -> None:
+    """Cards too small for the weights, however they are split. `solve` would look for a plan made otherwise."""
+    tiny = kind("tiny", memory=1e9)
+    search = Search(CostModel(problem(cluster(*[("tiny", "a")] * 4, kinds=(tiny,)))), FEW)
+    for name in BASELINES[:-1]:
+        SCHEDULERS[name](search)
+    assert search.best is None
+
+
 def test_areal_gives_training_more_where_a_quarter_is_too_small() -> None:
     small = kind("small", memory=5e9)
     p = problem(cluster(*[("small", "a")] * 8, kinds=(small,)))
@@ -292,6 +301,9 @@ def test_the_budget_is_kept(name: str) -> None:
 def test_a_fleet_too_small_is_infeasible(name: str, devices: int) -> None:
     p = problem(cluster(*[("compute", "a")] * devices, kinds=(COMPUTE,)))
     assert isinstance(solve(p, scheduler=name, budget=FEW), Infeasible)
+    search = Search(CostModel(p), FEW)
+    SCHEDULERS[name](search)
+    assert search.best is None
 
 
 @every
@@ -326,7 +338,7 @@ def test_deap_operators_draw_from_the_generator_given() -> None:
 
 
 def test_the_benchmark_runs_on_three_fleets(tmp_path: Path) -> None:
-    found = bench_baselines.run(3, evaluations=20, to=tmp_path / "out.json")
+    found = bench_baselines.run(3, evaluations=20, to=tmp_path / "out.json", gpus=8)
     report = json.loads((tmp_path / "out.json").read_text())
     assert len(report["fleets"]) == 3
     assert set(report["efficiency"]) >= {"hex", "areal-hex", "verl", "areal", "streamrl", "random"}

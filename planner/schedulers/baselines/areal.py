@@ -1,8 +1,9 @@
 """`areal`: separate pools in a fixed 3:1 ratio, kinds ignored.
 
-Source: AReaL (arXiv 2505.24298): generation and training on devices of their own, asynchronous, with three quarters of the
-devices for inference in its experiments, a ratio it calls a heuristic. Inference servers come first in the list of devices,
-the trainer takes the rest. TP, PP and DP are the best uniform ones by the cost model.
+Source: AReaL (arXiv 2505.24298) and its v0.3 notes: generation and training on devices of their own, asynchronous. Three
+quarters of the devices for inference is the ratio its experiments are known by; the passage itself was not checked, and
+public launch scripts differ (`sglang.d4p1m1+d2p2m1` halves eight GPUs). Inference servers come first in the list of
+devices, the trainer takes the rest. TP, PP and DP are the best uniform ones by the cost model.
 
 Deviations. Where the trainer does not fit on a quarter, it gets as many devices more as it needs (a user would have to give
 them), and fewer where no replica fits on three quarters. All scoring models lie beside the actor. What an update does to

@@ -1,6 +1,6 @@
 """`deap`: plain evolutionary search over whole plans with the DEAP library (an extra: `pip install "hexctl[deap]"`).
 
-Source: Fortin et al., "DEAP: Evolutionary Algorithms Made Easy", JMLR 13 (2012), and its documentation. A (mu + lambda)
+Source: Fortin et al., "DEAP: Evolutionary Algorithms Made Easy", JMLR 13 (2012), and its documentation. A generational
 scheme with one elite on the genes of `genome`: tournaments of three, uniform crossover, uniform mutation of about two
 genes. Fitness is the plan's tokens/s, 0 where there is none. Rates are the library's customary ones, not tuned.
 
