@@ -46,7 +46,8 @@ def upper_bound(cost: CostModel) -> Bound | None:
     """The bound; None when not even the relaxed problem has a plan."""
     classes = device_classes(cost.problem)
     caps = cost.problem.capabilities
-    if caps.train_max_devices == 1 and caps.rollout_max_tp == 1 and caps.rollout_max_pp == 1:
+    single = caps.train_max_devices == 1 and caps.rollout_max_tp == 1 and caps.rollout_max_pp == 1
+    if single and caps.task_groups == 1 and not cost.shares_devices:
         step, scope = _single(cost, classes), EXACT
     else:
         scan = scan_of(cost)

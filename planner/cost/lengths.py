@@ -5,6 +5,7 @@ The mean and the second moment are taken as given (they are what a run measures)
 third moment.
 """
 
+import functools
 import math
 from statistics import NormalDist
 
@@ -56,6 +57,7 @@ class Moments:
         return math.sqrt(max(0.0, self.context2 - self.context**2))
 
 
+@functools.lru_cache(maxsize=64)  # the judge asks for each plan anew; a pure function of a value
 def moments(workload: Workload) -> Moments:
     """All moments the cost model needs."""
     p, r = workload.prompt, workload.response
