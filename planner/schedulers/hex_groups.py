@@ -35,6 +35,7 @@ class _Group:
     stages: tuple[StageLayout, ...]
     cost: TrainerCost
     used: tuple[int, ...]
+    shared: tuple[str, ...]  # kinds whose devices replicas may share
 
 
 def plan_cell(search: Search, scan: SideScan, cell: SideCell, *, small: bool) -> None:
@@ -48,10 +49,11 @@ def plan_cell(search: Search, scan: SideScan, cell: SideCell, *, small: bool) ->
             return
         if way.side_s < _to_beat_s(search):
             for beside in besides:
-                for groups in _laid_out(scan, way, beside, small=small):
-                    if search.halted():
-                        return
-                    _offer(search, scan, groups, beside)
+                for shares in _shares(way, beside, small=small):
+                    for groups in _laid_out(scan, way, shares, small=small):
+                        if search.halted():
+                            return
+                        _offer(search, scan, groups, beside)
 
 
 def _to_beat_s(search: Search) -> float:
@@ -84,16 +86,30 @@ def _beside(scan: SideScan) -> tuple[float, ...]:
     return (*sorted(set(resident.values()), key=lambda r: -rate(r)), 0.0)
 
 
-def _laid_out(scan: SideScan, way: Way, beside: float, *, small: bool) -> Iterator[tuple[_Group, ...]]:
+def _shares(way: Way, beside: float, *, small: bool) -> Iterator[tuple[tuple[float, ...], ...]]:
+    """By group and block, what replicas may hold on its devices: the same everywhere; on a small fleet also on some blocks
+    only, where the others need the memory themselves."""
+    if not beside or not small:
+        yield tuple((beside,) * len(blocks) for blocks in way.blocks)
+        return
+    for flat in itertools.product((beside, 0.0), repeat=sum(len(blocks) for blocks in way.blocks)):
+        if any(flat):
+            each = iter(flat)
+            yield tuple(tuple(next(each) for _ in blocks) for blocks in way.blocks)
+
+
+def _laid_out(
+    scan: SideScan, way: Way, shares: tuple[tuple[float, ...], ...], *, small: bool
+) -> Iterator[tuple[_Group, ...]]:
     """The groups of a way on the classes, pinned devices covered by one or the other."""
     several = len(way.tasks) > 1
     classes = [_unpinned(c) for c in scan.classes] if several else list(scan.classes)
-    for first in _group(scan, classes, way.tasks[0], way.blocks[0], beside, small=small):
+    for first in _group(scan, classes, way.tasks[0], way.blocks[0], shares[0], small=small):
         if not several:
             yield (first,)
             continue
         rest = [_without(c, n) for c, n in zip(classes, first.used, strict=True)]
-        seconds = _group(scan, rest, way.tasks[1], way.blocks[1], beside, small=small)
+        seconds = _group(scan, rest, way.tasks[1], way.blocks[1], shares[1], small=small)
         for second in seconds if small else itertools.islice(seconds, 1):
             given = [a + b for a, b in zip(first.used, second.used, strict=True)]
             if all(n >= len(c.must_train) for n, c in zip(given, scan.classes, strict=True)):
@@ -105,20 +121,21 @@ def _group(
     classes: Sequence[DeviceClass],
     tasks: tuple[Task, ...],
     blocks: tuple[BlockShape, ...],
-    beside: float,
+    beside: tuple[float, ...],
     *,
     small: bool,
 ) -> Iterator[_Group]:
+    shared = tuple(b.kind for b, held in zip(blocks, beside, strict=True) if held)
     if not small:
         regions = tuple(dict.fromkeys(c.place.region for c in classes))
         found = laid_out(scan.columns, classes, blocks, regions, tasks=tasks, beside_bytes=beside, whole=False)
         for one in found[:_LAYOUTS]:
-            yield _Group(tasks=tasks, stages=one.stages, cost=one.cost, used=one.used)
+            yield _Group(tasks=tasks, stages=one.stages, cost=one.cost, used=one.used, shared=shared)
         return
     wanted = {k: sum(b.devices for b in blocks if b.kind == k) for k in scan.kinds}
     for counts in layouts(classes, wanted):
         for two in lay_outs(scan.columns, classes, counts, blocks, tasks=tasks, beside_bytes=beside):
-            yield _Group(tasks=tasks, stages=two.stages, cost=two.cost, used=two.used)
+            yield _Group(tasks=tasks, stages=two.stages, cost=two.cost, used=two.used, shared=shared)
 
 
 def _offer(search: Search, scan: SideScan, groups: tuple[_Group, ...], beside: float) -> None:
@@ -130,7 +147,10 @@ def _offer(search: Search, scan: SideScan, groups: tuple[_Group, ...], beside: f
     ordered = sorted(groups, key=lambda g: max(g.cost.resident_bytes)) if beside else list(groups)
     classes = scan.classes
     counts = [c.size - sum(g.used[i] for g in groups) for i, c in enumerate(classes)]
-    shared = [[(max(g.cost.resident_bytes), g.used[i]) for g in ordered] for i in range(len(classes))] if beside else ()
+    shared = [
+        [(max(g.cost.resident_bytes), g.used[i] if c.place.kind in g.shared else 0) for g in ordered]
+        for i, c in enumerate(classes)
+    ]
     actor = next(g for g in groups if "actor_training" in g.tasks)
     rollout = best_rollout(
         search.cost,
@@ -139,7 +159,7 @@ def _offer(search: Search, scan: SideScan, groups: tuple[_Group, ...], beside: f
         trainer=tuple(classes[i].place for i, n in enumerate(actor.used) if n),
         train_s=train_s,
         mip_seconds=search.budget.mip_seconds,
-        shared=shared,
+        shared=shared if beside else (),
         most_resident_bytes=beside,
     )
     if rollout is None or rollout.period_s > _to_beat_s(search):

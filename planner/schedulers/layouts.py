@@ -39,12 +39,12 @@ def laid_out(
     regions: Sequence[str],
     *,
     tasks: tuple[Task, ...] = (),
-    beside_bytes: float = 0.0,
+    beside_bytes: Sequence[float] = (),
     whole: bool = True,
 ) -> list[LaidOut]:
     """Layouts of a group in those regions, fastest first; those that use each of them, unless not `whole`.
 
-    `tasks` () are all but generation; `beside_bytes`: what replicas hold on the same devices.
+    `tasks` () are all but generation; `beside_bytes`: by block, what replicas hold on its devices.
     """
     layers = columns.split(blocks, tasks)
     if layers is None:
@@ -134,16 +134,17 @@ def _costed(
     layers: Sequence[int],
     stages: Sequence[tuple[int, ...]],
     *,
-    group: tuple[tuple[Task, ...], float],
+    group: tuple[tuple[Task, ...], Sequence[float]],
 ) -> LaidOut | None:
     tasks, beside_bytes = group
+    beside = [held for b, held in zip(blocks, beside_bytes or (0.0,) * len(blocks), strict=True) for _ in range(b.pp)]
     cluster = columns.cost.problem.cluster
     places = [tuple(classes[i].place for i in dict.fromkeys(ix)) for ix in stages]
     owner = [b for b in blocks for _ in range(b.pp)]
     shape = TrainerShape(
         stages=tuple(
-            StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=n, spread=_spread(cluster, p), beside_bytes=beside_bytes)
-            for b, n, p in zip(owner, layers, places, strict=True)
+            StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=n, spread=_spread(cluster, p), beside_bytes=held)
+            for b, n, p, held in zip(owner, layers, places, beside, strict=True)
         ),
         links=tuple(best_link(cluster, *_few(a, b)) for a, b in itertools.pairwise(places)),
         tasks=tasks,

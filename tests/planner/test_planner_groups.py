@@ -39,6 +39,8 @@ def workflows(draw: st.DrawFn, *, most: int = 4, modes: tuple[str, ...] = ("asyn
         p = replace(
             p, cluster=replace(p.cluster, devices=kept), overrides=tuple(o for o in p.overrides if o.device in ids)
         )
+    if caps.task_groups == 2 and caps.colocate:
+        w = replace(w, reward="rule")  # for the same reason
     return replace(p, workload=w, capabilities=caps)
 
 

@@ -103,9 +103,12 @@ def lay_outs(
     blocks: Sequence[BlockShape],
     *,
     tasks: tuple[Task, ...] = (),
-    beside_bytes: float = 0.0,
+    beside_bytes: Sequence[float] = (),
 ) -> Iterator[Trainer]:
-    """The blocks on the classes, in the order of the classes; where stages lie on few machines, in every order of them."""
+    """The blocks on the classes, in the order of the classes; where stages lie on few machines, in every order of them.
+
+    `beside_bytes`: by block, what replicas hold on its devices.
+    """
     orders = []
     for block in blocks:
         mine = [i for i, c in enumerate(classes) if c.place.kind == block.kind and counts[i] >= block.tp]
@@ -125,7 +128,7 @@ def _lay_out(
     orders: Sequence[Sequence[int]],
     *,
     tasks: tuple[Task, ...],
-    beside_bytes: float,
+    beside_bytes: Sequence[float],
 ) -> Trainer | None:
     """Put blocks on classes in the orders given; None when they do not fit or leave a pinned device out."""
     left = list(counts)
@@ -146,11 +149,12 @@ def _lay_out(
     if layers is None:
         return None
     cluster = columns.cost.problem.cluster
+    beside = [held for b, held in zip(blocks, beside_bytes or (0.0,) * len(blocks), strict=True) for _ in range(b.pp)]
     places: list[tuple[Place, ...]] = [tuple(classes[i].place for i in dict.fromkeys(ix)) for _, ix in by_stage]
     shape = TrainerShape(
         stages=tuple(
-            StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=n, spread=spread_of(cluster, p), beside_bytes=beside_bytes)
-            for (b, _), n, p in zip(by_stage, layers, places, strict=True)
+            StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=n, spread=spread_of(cluster, p), beside_bytes=held)
+            for (b, _), n, p, held in zip(by_stage, layers, places, beside, strict=True)
         ),
         links=tuple(best_link(cluster, a, b) for a, b in itertools.pairwise(places)),
         tasks=tasks,
