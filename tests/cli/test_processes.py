@@ -1,5 +1,6 @@
 """Real processes: waited for, and ended exactly as recorded."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -28,14 +29,15 @@ def started() -> Iterator[list["subprocess.Popen[str]"]]:
     processes: list[subprocess.Popen[str]] = []
     yield processes
     for p in processes:
-        p.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(p.pid, signal.SIGKILL)  # with the child, which a test may have left without its parent
         p.wait(10)
         assert p.stdout is not None
         p.stdout.close()
 
 
 def start(started: list["subprocess.Popen[str]"], code: str) -> tuple["subprocess.Popen[str]", str]:
-    p = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    p = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
     started.append(p)
     assert p.stdout is not None
     return p, p.stdout.readline().strip()
