@@ -9,11 +9,11 @@ import click
 
 from hexctl.cli.commands import plan_market
 from hexctl.cli.commands.plan_export import answer_exported
-from hexctl.cli.commands.plan_whatif import answer_explained, answer_what_if
-from hexctl.cli.exits import Exit, Progress, error
+from hexctl.cli.commands.plan_whatif import answer_explained, answer_infeasible, answer_what_if
+from hexctl.cli.exits import Exit, Progress
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, load, output_option, seconds, set_option, stdout_kept_pure
-from hexctl.cli.render.plan import comparison_text, infeasible_text, plan_document, plan_text
+from hexctl.cli.render.plan import comparison_text, plan_document, plan_text
 from hexctl.cli.stopping import stop_after
 from planner.export import EXPORTERS
 from planner.problem import Budget, Problem
@@ -101,10 +101,7 @@ def plan(
     [(solution, solve_s)] = solved
     document = plan_document(solution, solve_s)
     if isinstance(solution, Infeasible):
-        if output == "json":
-            answer(output, document, "")
-        error(infeasible_text(solution), hint="change one of them in the configuration, or --set it to try")
-        return Exit.INFEASIBLE
+        return answer_infeasible(solution, document, output)
     if target:
         return answer_exported(output, target, solution, problem)
     answer(output, document, plan_text(solution, solve_s))

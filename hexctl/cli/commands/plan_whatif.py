@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from hexctl.cli.exits import Exit, error
 from hexctl.cli.options import answer, stdout_kept_pure
@@ -48,13 +49,18 @@ def answer_explained(problem: Problem, solve: Timed, output: str, limit_s: float
             )
     document = plan_document(solution, solve_s)
     if isinstance(solution, Infeasible):
-        if output == "json":
-            answer(output, document, "")
-        error(infeasible_text(solution), hint="change one of them in the configuration, or --set it to try")
-        return Exit.INFEASIBLE
+        return answer_infeasible(solution, document, output)
     text = plan_text(solution, solve_s) + "\n\n" + explanation_text(pressures, told)
     answer(output, {**document, **explanation_document(pressures, told)}, text)
     return Exit.FINE
+
+
+def answer_infeasible(solution: Infeasible, document: dict[str, Any], output: str) -> int:
+    """No plan: the limits that cannot hold together on stderr, the document where one was asked for."""
+    if output == "json":
+        answer(output, document, "")
+    error(infeasible_text(solution), hint="change one of them in the configuration, or --set it to try")
+    return Exit.INFEASIBLE
 
 
 def _again(problem: Problem, deadline: float) -> Solution:
