@@ -246,6 +246,8 @@ def _pins(problem: Problem, classes: Sequence[DeviceClass]) -> list[Conflict]:
             detail=f"the trainer spans at most {min(2, caps.train_max_kinds)} kind(s), pins ask for {', '.join(sorted(kinds))}",
         )
         return [limit, *(pins[d] for d in train)]
+    if not problem.cluster.devices:
+        return [Conflict(limit="devices", detail="the cluster has no device")]
     if not free and not train:
         return [Conflict(limit="devices", detail="every usable device is pinned to rollout, none may train")] + [
             pins[d] for d in roll

@@ -228,3 +228,9 @@ def test_a_floor_that_a_cordon_makes_unreachable() -> None:
     assert found[0] == "floor_tokens_per_s"
     assert set(found[1:]) <= {"devices", "override cordon d0", "eta", "memory"}
     assert "override cordon d0" in found
+
+
+def test_an_empty_cluster_is_called_empty() -> None:
+    found = solve(problem(cluster(kinds=(kind("k"),))))
+    assert isinstance(found, Infeasible)
+    assert found.message == "devices: the cluster has no device"
