@@ -40,8 +40,8 @@ class _Group:
 
 def plan_cell(search: Search, scan: SideScan, cell: SideCell, *, small: bool) -> None:
     """Offer the plans of a cell; all of its ways where the fleet is small, else the fastest."""
-    used, besides = scan.in_order(cell.used), _beside(scan)
-    ways: Iterator[Way] = scan.sides.ways(used, _to_beat_s(search))
+    besides = _beside(scan)
+    ways: Iterator[Way] = scan.sides.ways(scan.in_order(cell.used), scan.in_order(cell.actor), _to_beat_s(search))
     if not small:
         ways = iter(sorted(itertools.islice(ways, _SEEN), key=lambda w: w.side_s)[:_WAYS])
     for way in ways:
