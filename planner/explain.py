@@ -33,6 +33,8 @@ def explain(cost: CostModel, scored: Scored, bound: Bound, runner_up: Scored | N
     lines = [*(_group_line(p, c, len(scored.sides) > 1) for p, c in scored.sides), _rollout_line(rollouts)]
     lines += _sharing(scored.plan) + _weights(cost, scored.plan)
     lines += _roles(cost, train, rollouts)
+    if p.egress_usd_per_step:
+        lines.append(f"${p.egress_usd_per_step:.2f} of egress a step, counted in $/Mtok")
     if runner_up is not None:
         counts = Counter(trained_on(cost, runner_up.plan))
         other = " + ".join(f"{n} x {k}" for k, n in counts.items())

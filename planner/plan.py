@@ -59,8 +59,9 @@ class Prediction:
     update_s: float
     tokens_per_s: float
     usd_per_h: float | None
-    usd_per_mtok: float | None
+    usd_per_mtok: float | None  # machines and egress
     staleness_mean: float | None = None
+    egress_usd_per_step: float = 0.0  # bytes between regions, where links have a price
     score_s: float = 0.0  # the part of train_s that scores samples (reward, reference, critic values)
 
 
@@ -69,6 +70,7 @@ class Plan:
     """Roles and parallelism for every device used; devices of the cluster that appear nowhere are idle."""
 
     placements: tuple[Placement, ...]
+    even_shares: bool = False  # every replica gets an equal part of a step's samples, whatever its speed
 
     @property
     def train(self) -> Placement | None:

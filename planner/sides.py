@@ -114,6 +114,7 @@ class Sides:
         used = used[order]
         fresh = np.ones(len(order), dtype=bool)
         fresh[1:] = (used[1:] != used[:-1]).any(axis=1)
+        self._least: dict[tuple[Task, ...], tuple[Array, Array, Array]] = {}
         self.starts = np.append(np.flatnonzero(fresh), len(order))
         self.usage = used[fresh]
         self.usages = [tuple(int(x) for x in row) for row in self.usage]
@@ -185,11 +186,13 @@ class Sides:
 
     def least(self, group: tuple[Task, ...]) -> tuple[Array, Array, Array]:
         """By usage: the least seconds of scoring, of training, and of both together on one candidate."""
-        score, train = self.seconds[group]
-        at = self.starts[:-1]
-        if not len(at):
-            return np.zeros(0), np.zeros(0), np.zeros(0)
-        return tuple(np.minimum.reduceat(x, at) for x in (score, train, score + train))  # type: ignore[return-value]
+        if group not in self._least:
+            score, train = self.seconds[group]
+            at = self.starts[:-1]
+            none = np.zeros(0)
+            found = [np.minimum.reduceat(x, at) if len(at) else none for x in (score, train, score + train)]
+            self._least[group] = found[0], found[1], found[2]
+        return self._least[group]
 
     # All groups.
 
