@@ -51,7 +51,7 @@ def solve_throughput(
     """The plan with the shortest step."""
     said, problem = problem, resolved(problem)
     cost = CostModel(problem)
-    bound = upper_bound(cost)
+    bound = upper_bound(cost, should_stop)
     if bound is None:
         return Infeasible(conflicts=conflicts(cost, said), scheduler=scheduler)
     if problem.floor_tokens_per_s is not None and bound.tokens_per_s < problem.floor_tokens_per_s:

@@ -92,11 +92,11 @@ class SideScan:
         """No cell still to come has a shorter period; infinite when none is to come."""
         return float(self._low.min(initial=np.inf))
 
-    def bound_s(self, steps: int) -> tuple[float, bool] | None:
+    def bound_s(self, steps: int, should_stop: Callable[[], bool] = lambda: False) -> tuple[float, bool] | None:
         """A lower bound of all periods after at most `steps` more looks, and whether a cell attains it; None where there
         is no cell."""
         for _ in range(steps):
-            if self._out or not np.isfinite(self.lowest_s()):
+            if self._out or not np.isfinite(self.lowest_s()) or should_stop():
                 break
             self._advance()
         if self._out:
