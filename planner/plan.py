@@ -43,6 +43,9 @@ class Placement:
     max_running: int | None = None  # rollout: samples decoded at once
     rate_tokens_per_s: float | None = None  # rollout: predicted tokens/s; train: predicted trained tokens/s
     share: float | None = None  # rollout: fraction of the step's samples
+    strong: bool = (
+        False  # rollout: a token takes no longer here than on half of the replicas; long samples go here first
+    )
 
     def __post_init__(self) -> None:
         if not self.devices or len(set(self.devices)) != len(self.devices):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.cluster import Link
@@ -194,6 +195,7 @@ class CostModel:
             total += tokens * group.count
             for r in replicas:
                 given[r.devices[0]] = (offer, tokens)
+        middle_s = statistics.median(o.level.tau_s for o, _ in given.values())
         placements = [replace(p, rate_tokens_per_s=rules.work_tokens / cost.train_s) for p, cost in sides]
         for p in plan.rollouts:
             offer, tokens = given[p.devices[0]]
@@ -203,6 +205,7 @@ class CostModel:
                     max_running=offer.level.running,
                     rate_tokens_per_s=offer.level.rate_tokens_per_s,
                     share=tokens / total if total > 0 else 0.0,
+                    strong=offer.level.tau_s <= middle_s * (1 + 1e-9),
                 )
             )
         actor = next(cost for p, cost in sides if "actor_training" in p.tasks)
