@@ -20,6 +20,8 @@ from planner.problem import Problem
 from planner.record import record, replace
 from planner.workflow import phi, side_tasks, tasks_of
 
+_ELSEWHERE = "\0elsewhere"  # no machine is called so
+
 
 @record
 class Scored:
@@ -164,9 +166,16 @@ class CostModel:
     ) -> list[tuple[Group, list[Placement]]] | None:
         """Replicas that offer the same, together."""
         found: dict[tuple[Offer, ...], list[Placement]] = {}
+        at_home = {p.node for p in trainer}
+        links: dict[tuple[Place, ...], Link] = {}
         for r in rollouts:
             shape = ReplicaShape(kind=r.kind, tp=r.tp, pp=r.pp)
-            link = best_link(self.problem.cluster, trainer, self.places_of(r.devices))
+            # Machines without a part of the trainer look alike to it but for their kind and region.
+            places = (p if p.node in at_home else replace(p, node=_ELSEWHERE) for p in self.places_of(r.devices))
+            looks = tuple(dict.fromkeys(places))
+            if looks not in links:
+                links[looks] = best_link(self.problem.cluster, trainer, looks)
+            link = links[looks]
             beside = max((resident[d] for d in r.devices if d in resident), default=0.0)
             offers = self.offers(shape, link, beside)
             if r.max_running is not None and offers:
