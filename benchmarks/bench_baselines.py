@@ -1,9 +1,10 @@
 """`hex` beside the baseline schedulers on random fleets, and how fast each scheduler gets to its plan. All modelled.
 
-`python -m benchmarks.bench_baselines [FLEETS]` writes benchmarks/results.baselines.json (every fleet, every figure) and
-benchmarks/results.baselines.svg (tokens/s over evaluations and seconds of search, all schedulers, on one fleet of 64 GPUs). Fleets are drawn from a seed: 8 to 64
-devices of one to four kinds of the catalogue in machines of 2, 4 or 8, in one region; models of 0.5B to 14B where a plan
-exists. Schedulers that draw at random get a budget of `EVALUATIONS`.
+`python -m benchmarks.bench_baselines [FLEETS]` writes benchmarks/results.baselines.json (every fleet, every figure)
+and benchmarks/results.baselines.svg (tokens/s over evaluations and seconds of search, all schedulers, one fleet of 64
+GPUs). Fleets are drawn from a seed: 8 to 64 devices of one to four kinds of the catalogue in machines of 2, 4 or 8,
+in one region; models of 0.5B to 14B where a plan exists. Schedulers that draw at random get a budget of
+`EVALUATIONS`.
 """
 
 import importlib.util
