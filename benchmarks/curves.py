@@ -123,6 +123,8 @@ def sheets(raw: Path) -> dict[str, dict[str, Sheet]]:
 
 def table(points: Points, axes: Sequence[Sequence[int]], work: Any, sheet: Sheet) -> Table:
     """The slowness at a grid of shapes; `work(*shape)` gives (FLOPs, bytes)."""
+    have = [{s[i] for s in points} for i in range(len(axes))]
+    axes = [[c for c in a if c in h] for a, h in zip(axes, have, strict=True)]  # a thinned sample lacks some
     floor = min(points.values())
     values = np.full(tuple(len(a) for a in axes), np.nan)
     for at in np.ndindex(*values.shape):
