@@ -130,9 +130,13 @@ def table(points: Points, axes: Sequence[Sequence[int]], work: Any, sheet: Sheet
     for at in np.ndindex(*values.shape):
         shape = tuple(a[i] for a, i in zip(axes, at, strict=True))
         if shape in points:
-            values[at] = math.log2(points[shape] / (floor + float(roof(*work(*shape), sheet))))
+            values[at] = math.log2(points[shape] / (floor + _roof_s(work(*shape), sheet)))
     kept = tuple(np.log2(np.array(a, dtype=float)) for a in axes)
     return Table(floor_s=floor, slowness=Grid(axes=kept, values=filled(values)))
+
+
+def _roof_s(work: tuple[Any, Any], sheet: Sheet) -> float:
+    return float(roof(work[0], work[1], sheet))
 
 
 def width_of(dtype: str) -> int:

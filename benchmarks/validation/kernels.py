@@ -23,6 +23,7 @@ from benchmarks.curves import (
     prefill_points,
     sheets,
     table,
+    width_of,
 )
 from benchmarks.validation.figures import Figure, figure
 from planner.calibration.curves import Curves, KindCurves, collective, decode_work, gemm_work, prefill_work, roof
@@ -64,7 +65,7 @@ def gemm(raw: Path, curves: Mapping[str, KindCurves], only: Sequence[str]) -> li
             shape, seconds = _split(large)
             if kind not in REFERENCE and dtype == "bf16":
                 bar = HELD_OUT_BARS.get(kind)
-                got = _as_unmeasured(kind, curves, REFERENCE).gemm_s(*shape, dtype)
+                got = _as_unmeasured(kind, curves, REFERENCE).gemm_s(shape[0], shape[1], shape[2], dtype)
                 out.append(figure("GEMM, held-out kind", kind, got, seconds, fitted=FITTED, median=bar))
                 for name, rows in (("m <= 64", shape[0] <= 64), ("m >= 512", shape[0] >= 512)):
                     part = f"{kind}, {name}"
@@ -72,12 +73,10 @@ def gemm(raw: Path, curves: Mapping[str, KindCurves], only: Sequence[str]) -> li
             axes = _axes(points, GEMM_AXES, drop=0)
             own = fit_gemm(points, dtype, known[kind][dtype], axes)
             rows = ~np.isin(shape[0], axes[0])
-            flops, size = gemm_work(*shape, 1 if dtype == "fp8" else 2)
+            flops, size = gemm_work(shape[0], shape[1], shape[2], width_of(dtype))
             got = own.seconds(roof(flops, size, known[kind][dtype]), *shape)[rows]
             name = "GEMM, held-out m within a kind"
-            out.append(
-                figure(name, f"{kind} {dtype}", got, seconds[rows], fitted="its other rows", median=WITHIN_BAR)
-            )
+            out.append(figure(name, f"{kind} {dtype}", got, seconds[rows], fitted="its other rows", median=WITHIN_BAR))
     return out
 
 
@@ -90,18 +89,20 @@ def decode(raw: Path, curves: Mapping[str, KindCurves], only: Sequence[str]) -> 
         large = decode_work(*shape)[1] >= LARGE_KV_BYTES
         if kind not in REFERENCE:
             got = _as_unmeasured(kind, curves, REFERENCE).decode_s(*shape)
-            out += _sized("Decode attention, held-out kind", kind, got, seconds, large, FITTED)
+            out += _sized("Decode attention, held-out kind", kind, got, seconds, large, fitted=FITTED)
         if kind == "H200":
             got = _as_unmeasured(kind, curves, ("H100",)).decode_s(*shape)
-            out += _sized("Decode attention, held-out kind", f"{kind} as H100", got, seconds, large, "H100")
+            out += _sized("Decode attention, held-out kind", f"{kind} as H100", got, seconds, large, fitted="H100")
         axes = _axes(points, DECODE_AXES, drop=1)
         own = table(points, axes, decode_work, known[kind]["bf16"])
         got = own.seconds(roof(*decode_work(*shape), known[kind]["bf16"]), *shape)
         rows = ~np.isin(shape[1], axes[1])
         name = "Decode attention, held-out contexts within a kind"
-        out += _sized(name, kind, got[rows], seconds[rows], large[rows], "its other contexts")
+        out += _sized(name, kind, got[rows], seconds[rows], large[rows], fitted="its other contexts")
         got = curves[kind].decode.seconds(roof(*decode_work(*shape), known[kind]["bf16"]), *shape)
-        out += _sized("Decode attention, shipped table", kind, got, seconds, large, "a grid of its rows", bar=None)
+        out += _sized(
+            "Decode attention, shipped table", kind, got, seconds, large, fitted="a grid of its rows", bar=None
+        )
     return out
 
 
@@ -111,6 +112,7 @@ def _sized(
     got: np.ndarray,
     seconds: np.ndarray,
     large: np.ndarray,
+    *,
     fitted: str,
     bar: float | None = DECODE_BAR,
 ) -> list[Figure]:
