@@ -23,11 +23,15 @@ How the model works: [concepts/cost-model.md](concepts/cost-model.md).
 """
 NOTES: Mapping[str, str] = {
     "GEMM, held-out kind": "Matrix products with n, k >= 1024 in bf16, for a kind as if it had no table: the geometric mean "
-    "of the A100 and H100 tables at the kind's own datasheet. L40S's p90 comes from small products that fit into its 96 MB cache "
-    "and run above HBM speed; RTX PRO 6000 (128 MB) was predicted once, after everything else was fixed.",
-    "GEMM, held-out m within a kind": "Every second number of rows is left out of the kind's own table.",
+    "of the A100 and H100 tables at the kind's own datasheet. How FLOPs and bytes combine was chosen by letting A100 and H100 predict "
+    "each other; that the mean is used, and not H100 alone (6.5 % on H200, 13.8 % on L40S, within the bars too), was decided with "
+    "those two in sight. RTX PRO 6000 was predicted once, after everything else was fixed. The large p90 of L40S comes from small "
+    "products that fit into its 96 MB cache and run above HBM speed.",
+    "GEMM, held-out m within a kind": "Every second number of rows is left out of the kind's own table. RTX PRO 6000's bf16 kernels "
+    "jump between neighbouring row numbers more than any other kind's.",
     "Decode attention, held-out kind": "One layer's attention for one token a sample. H100 stands nearer to H200 than the mean "
-    "does. Caches of 64-100 MB fit into the last-level cache of L40S and RTX PRO 6000: their p90.",
+    "does. Reads of 64-100 MB come from the last-level cache on L40S and RTX PRO 6000, in these tables though not in a decode step, "
+    "which reads all layers' weights in between: their p90. RTX PRO 6000, predicted once, misses the bar by far.",
     "Decode attention, held-out contexts within a kind": "Every second context length is left out. On L40S one doubling lies "
     "between a cache-resident and a streamed read, a step of 2.7x that no smooth curve finds: the missed bar.",
     "Decode attention, shipped table": "What the package holds, a thinned grid, against every row.",
