@@ -55,7 +55,7 @@ def context_of(
         trainer=problem.capabilities.trainer,
         m=moments(problem.workload),
         a=a,
-        rates=Rates(calibration),
+        rates=Rates(calibration or problem.calibration),
         critic=problem.critic_model,
         reward=problem.reward_model,
     )
