@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from planner.calibration.records import Calibration
 from planner.cluster import Cluster
 from planner.errors import InvalidInput
 from planner.model import ModelSpec
@@ -67,6 +68,7 @@ class Problem:
     caps: tuple[Cap, ...] = ()
     switch_s: float = 0.0  # seconds of production one device loses when its placement changes
     switch_horizon_s: float = 3600.0  # over which a better plan must have paid for its switches
+    calibration: Calibration | None = None  # measured on the user's own cards; None: the tables of the package
 
     def __post_init__(self) -> None:
         if self.switch_s < 0 or not self.switch_horizon_s > 0:

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.columns import Columns
-from planner.cost.batch import Batch, Block
+from planner.cost.batch import Batch
 from planner.cost.model import CostModel
 from planner.cost.network import local_link
+from planner.cost.parts import Block
 from planner.plan import Task
 from planner.record import record
 from planner.relaxed import Relaxed

@@ -1,127 +1,21 @@
-"""The formulas of `planner.cost.training` over many shapes at once.
-
-A shape is one block or two in pipeline: `pp` stages of one kind each, of `dp` groups of `tp` devices. The stages of a shape
-differ in their layers, in what lies next to them and in what the first and the last hold, and so fall into at most eight
-*parts* of equal stages: of the first block its first stage, those in the middle with one layer more, those with one less, its
-last; and so of the second block. Arrays have one row a part and one column a shape. Tests hold every figure equal to the plain
-formulas.
+"""The formulas of `planner.cost.training` over many shapes at once (`planner.cost.parts`): arrays have one row a part and one
+column a shape. Tests hold every figure equal to the plain formulas.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cluster import DeviceKind, Link
 from planner.cost.context import Context
-from planner.cost.flops import hbm_rate, head_flops, layer_flops
+from planner.cost.flops import hbm_rate, head_flops, layer_flops, train_attention_rate
 from planner.cost.memory import activation_bytes_per_token, state_bytes_per_param
-from planner.cost.training import MICRO_SEQUENCES, passes, split_layers
+from planner.cost.parts import PARTS, Array, Block, Bools, Ints, divided, parts_of
+from planner.cost.training import MICRO_SEQUENCES, passes
 from planner.model import ModelSpec
 from planner.plan import Task
 from planner.record import record
 from planner.workflow import TRAINING
-
-Array = NDArray[np.float64]
-Ints = NDArray[np.int_]
-Bools = NDArray[np.bool_]
-_PARTS = 8
-
-
-@record
-class Block:
-    """One block of many shapes."""
-
-    kind: str
-    tp: Ints
-    dp: Ints
-    pp: Ints
-    weight: Array  # FLOP/s of one stage, for dividing the layers
-    skew: Array  # tokens of the fullest DP rank over the mean
-    nodes: Ints  # machines a stage spans
-    local: Link
-    remote: Link | None  # the slowest link of a stage that spans machines
-    inner: Link  # between stages of the block
-
-    def take(self, at: NDArray[np.int_] | Bools) -> "Block":
-        """Some of the shapes."""
-        arrays = {n: getattr(self, n)[at] for n in ("tp", "dp", "pp", "weight", "skew", "nodes")}
-        return dataclasses.replace(self, **arrays)
-
-
-@record
-class Parts:
-    """The parts of every shape: rows of eight, by columns."""
-
-    count: Ints  # stages in the part; 0 where there is none
-    index: Ints  # the first of them, from the front
-    layers: Ints
-    waits: Array  # crossings of one sample's worth: multiples are added by task
-    first: Bools
-    last: Bools
-
-
-def divided(first: Block | None, second: Block, layers: int, head_layers: float) -> tuple[Ints, ...]:
-    """`split_layers` for every shape: (layers of a stage of the first block, how many of its stages have one more, the same
-    for the second block without its last stage, layers of the last stage, 0 where there are more stages than layers)."""
-    na = np.zeros_like(second.pp) if first is None else first.pp
-    nb = second.pp
-    wa = np.zeros_like(second.weight) if first is None else first.weight
-    total = na * wa + nb * second.weight
-    xa, xb = (layers + head_layers) * wa / total, (layers + head_layers) * second.weight / total
-    xl = xb - head_layers
-    ideal = np.stack([xa, xb, xl])
-    out = np.maximum(1, np.floor(ideal + 1e-9)).astype(int)
-    size = np.stack([na, nb - 1, np.ones_like(nb)])
-    rest = layers - (out * size).sum(axis=0)
-    order = np.argsort(-np.round(ideal - out, 9), axis=0, kind="stable")
-    more = np.zeros_like(out)
-    columns = np.arange(len(nb))
-    for place in range(3):
-        row = order[place]
-        given = np.clip(rest, 0, size[row, columns])
-        more[row, columns] = given
-        rest = rest - given
-    last = out[2] + more[2]
-    for i in np.flatnonzero((na + nb <= layers) & (rest < 0)):  # rare: stages whose share is less than a layer
-        weights = [float(wa[i])] * int(na[i]) + [float(second.weight[i])] * int(nb[i])
-        plain = split_layers(layers, weights, head_layers)
-        assert plain is not None, "there are no more stages than layers"
-        for row, stages in ((0, plain[: na[i]]), (1, plain[na[i] : -1])):
-            out[row, i], more[row, i] = min(stages, default=1), sum(n > min(stages) for n in stages)
-        last[i] = plain[-1]
-    last = np.where(na + nb <= layers, last, 0)
-    return out[0], more[0], out[1], more[1], last
-
-
-def parts_of(first: Block | None, second: Block, split: Sequence[Ints]) -> Parts:
-    """The parts; `waits` holds, for the three kinds of border (in the first block, between, in the second), how many each
-    part touches."""
-    la, ma, lb, mb, ll = split
-    na = np.zeros_like(second.pp) if first is None else first.pp
-    nb, zero = second.pp, np.zeros_like(second.pp)
-    n = na + nb
-    between_a, between_b = np.clip(na - 2, 0, None), np.clip(nb - 2, 0, None)
-    mid_a, mid_b = np.clip(ma - 1, 0, between_a), np.clip(mb - 1, 0, between_b)
-    count = np.stack(
-        [
-            (na >= 1) * 1, mid_a, between_a - mid_a, (na >= 2) * 1, (nb >= 2) * 1, mid_b, between_b - mid_b, zero + 1,
-        ]
-    )  # fmt: skip
-    index = np.stack([zero, zero + 1, np.maximum(1, ma), na - 1, na, na + 1, na + np.maximum(1, mb), n - 1])
-    layers = np.stack([la + (ma >= 1), la + 1, la, la + (ma >= na), lb + (mb >= 1), lb + 1, lb, ll])
-    border_a = np.stack([na >= 2, zero + 2, zero + 2, zero + 1, zero, zero, zero, zero])
-    between = np.stack([(na == 1) & (nb >= 1), zero, zero, zero + 1, na >= 1, zero, zero, (nb == 1) & (na >= 1)])
-    border_b = np.stack([zero, zero, zero, zero, zero + 1, zero + 2, zero + 2, nb >= 2])
-    return Parts(
-        count=count,
-        index=index,
-        layers=layers,
-        waits=np.stack([border_a, between, border_b]).astype(float),
-        first=index == 0,
-        last=index == n - 1,
-    )
 
 
 @record
@@ -160,7 +54,7 @@ class _Work:
     """What one task asks of every part, whatever the micro-batch; seconds are of the fullest DP rank."""
 
     flops: Array  # a token
-    moved_s: Array  # a token: memory and TP all-reduces
+    moved_s: Array  # a token: memory, TP all-reduces, and attention where it has a speed of its own
     latency_s: Array  # a micro-batch
     floor_s: Array  # a micro-batch: launches and FSDP's gathers
     crossings: int
@@ -203,6 +97,7 @@ class Batch:
         self._speeds: dict[tuple[ModelSpec, int], _Speed] = {}
         self._works: dict[tuple[Task, bool], _Work] = {}
         self._onces: dict[Task, tuple[Array, Array]] = {}
+        self._by_degree: dict[int, list[tuple[int, Ints]]] = {}
         self._ways: dict[Task, list[_Way]] = {}
         self._states: dict[Task, Array] = {}
         self._groups: dict[frozenset[Task], tuple[Array, Array]] = {}
@@ -232,7 +127,7 @@ class Batch:
 
     def _group_s(self, tasks: tuple[Task, ...]) -> tuple[Array, Array]:
         score, train = np.zeros(self.size), np.zeros(self.size)
-        resident = np.zeros((_PARTS, self.size))
+        resident = np.zeros((PARTS, self.size))
         for t in tasks:
             if not (t == "critic_values" and "critic_training" in tasks):
                 resident += self._state(self._like(t, tasks))
@@ -349,14 +244,15 @@ class Batch:
             ctx, p = self.ctx.of(task), self.parts
             model, trains = ctx.model, task in TRAINING
             layer_passes, head_passes = passes(ctx.workload, recompute, task)
-            per_layer = layer_flops(model, 1, ctx.m.sequence2 / ctx.m.sequence)
+            attend, attend_s = layer_flops(model, 0, ctx.m.sequence2 / ctx.m.sequence), self._attention_s(ctx, trains)
+            per_layer = layer_flops(model, 1, 0) + np.where(attend_s == 0, attend, 0.0)
             flops = layer_passes * p.layers * per_layer + p.last * (head_passes * head_flops(model, 1))
             hbm = self._column([hbm_rate(ctx, k) for k in self.kinds])
             local = self._links("local")
             over = layer_passes - (1 if trains else 0)
             hidden = np.full(self.tp.shape, float(model.hidden * model.dtype_bytes))
             latency = 2 * over * self._ring(local, hidden * 0, self.tp, 2)
-            moved = 2 * layer_passes * self._activation(task) / hbm
+            moved = layer_passes * (attend * attend_s + 2 * self._activation(task) / hbm)
             moved = moved + 2 * over * self._ring((local[0] * 0, local[1]), hidden, self.tp, 2)
             floor = layer_passes * p.layers * self._column([k.launch_s for k in self.kinds])
             if ctx.trainer == "fsdp":
@@ -443,9 +339,15 @@ class Batch:
         return np.stack([first] * 4 + [self.second.skew] * 4)
 
     def _rate(self, ctx: Context, tokens: Array) -> Array:
-        """`compute_rate` times the kind's training efficiency."""
+        """`train_rate`."""
         out = np.empty(tokens.shape)
         for row, kind in enumerate(self.kinds):
+            if ctx.rates.curves(kind) is not None:
+                if row % 4 == 0:  # the parts of a block have its kind and TP
+                    for tp, at in self._degrees(row):
+                        rate = ctx.rates.product_rate(kind, ctx.model, tp, tokens[row : row + 4, at])
+                        out[row : row + 4, at] = ctx.a.train_products * rate * kind.train_efficiency
+                continue
             if kind.paced:
                 out[row] = kind.peak_flops * kind.train_efficiency
                 continue
@@ -454,6 +356,24 @@ class Batch:
             curve = rows / (rows + ctx.a.gemm_half_tokens) * width / (width + ctx.a.gemm_half_width)
             out[row] = kind.peak_flops * ctx.a.gemm_ceiling * curve * kind.train_efficiency
         return out
+
+    def _attention_s(self, ctx: Context, trains: bool) -> Array:
+        """Seconds of a FLOP of attention by `train_attention_rate`; 0 where attention runs as fast as products do."""
+        out = np.zeros(self.tp.shape)
+        for row, kind in enumerate(self.kinds):
+            if row % 4 == 0 and ctx.rates.curves(kind) is not None:
+                for tp, at in self._degrees(row):
+                    found = train_attention_rate(ctx, kind, tp, backward=trains)
+                    assert found is not None, "the kind has curves"
+                    out[row : row + 4, at] = 1 / (found * tp)
+        return out
+
+    def _degrees(self, row: int) -> list[tuple[int, Ints]]:
+        """(TP, shapes that have it) of the block that `row` is a part of."""
+        if row not in self._by_degree:
+            of = self.tp[row]
+            self._by_degree[row] = [(tp, np.flatnonzero(of == tp)) for tp in sorted(set(of.tolist()))]
+        return self._by_degree[row]
 
     def _links(self, name: str) -> tuple[Array, Array]:
         """(latency, bytes/s) of a link of each part's block; no link costs nothing."""
