@@ -30,6 +30,12 @@ class Relaxed:
         pairs = [region_link(self.cluster, a, b) for a, b in itertools.combinations(sorted(regions), 2)]
         self.bridge = best_of(pairs) if pairs else None
         self._links: dict[tuple[str, str], Link] = {}
+        self._hops: dict[tuple[str, ...], Link | None] = {}
+        nodes = dict.fromkeys(c.place.node for c in classes)
+        # Devices by kind of each machine.
+        self.room_by_machine = [
+            [sum(c.size for c in self.of_kind[k] if c.place.node == n) for k in self.kinds] for n in nodes
+        ]
         self._remotes: dict[str, Link] = {}
         self._spreads: dict[BlockShape, Spread | None] = {}
 
@@ -76,6 +82,15 @@ class Relaxed:
             links = [link_between(self.cluster, a.place, b.place) for a, b in pairs if a.place.node != b.place.node]
             self._remotes[kind] = best_of(links) if links else self.cluster.same_kind.bulk()
         return self._remotes[kind]
+
+    def hop(self, kinds: Sequence[str]) -> Link | None:
+        """The fastest link between two machines that hold devices of some kinds; None where there is only one."""
+        if tuple(kinds) not in self._hops:
+            places = [c.place for k in kinds for c in self.of_kind[k]]
+            pairs = itertools.combinations(dict.fromkeys(places), 2)
+            links = [link_between(self.cluster, a, b) for a, b in pairs if a.node != b.node]
+            self._hops[tuple(kinds)] = best_of(links) if links else None
+        return self._hops[tuple(kinds)]
 
     def link(self, a: str, b: str) -> Link:
         """The fastest link between devices of two kinds."""

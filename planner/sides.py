@@ -15,7 +15,7 @@ from planner.columns import Columns
 from planner.cost.batch import Batch
 from planner.cost.model import CostModel
 from planner.cost.network import local_link
-from planner.cost.parts import Block
+from planner.cost.parts import Block, Hop
 from planner.plan import Task
 from planner.record import record
 from planner.relaxed import Relaxed
@@ -86,6 +86,7 @@ class Sides:
             for at in self._chunks(kinds):
                 chains.append((kinds, at))
                 blocks = [made[k].take(x) for k, x in zip(kinds, at, strict=True)]
+                hop = self._hop(kinds, self._used(kinds, at))
                 for has_head in (True, False):
                     mine = [g for g in groups if (self._lead(g) in ("actor_training", "reference")) == has_head]
                     if mine:
@@ -95,8 +96,7 @@ class Sides:
                             blocks[-1],
                             self.relaxed.link(*kinds) if len(kinds) == 2 else None,
                             self.columns.head_layers if has_head else 0.0,
-                            crosses=self._crosses(self._used(kinds, at)),
-                            bridge=self.relaxed.bridge,
+                            hop=hop,
                         )
                         for g in mine:
                             seconds[g].append(batch.group_s(g))
@@ -149,10 +149,20 @@ class Sides:
             out[:, self.kinds.index(k)] = np.array([b.devices for b in self.blocks[k]], dtype=int)[x]
         return out
 
-    def _crosses(self, used: Ints) -> Flags:
-        """Which of these totals by kind no region holds."""
-        held = np.array([(used <= room).all(axis=1) for room in self.relaxed.room_by_region])
-        return np.asarray(~held.any(axis=0))
+    def _hop(self, kinds: tuple[str, ...], used: Ints) -> Hop | None:
+        """How totals by kind of these kinds leave a machine, and a region, that does not hold them."""
+        between = self.relaxed.hop(kinds)
+        if between is None:
+            return None
+        latency_s, bytes_per_s = np.zeros(len(used)), np.full(len(used), np.inf)
+        for rooms, link in (
+            (self.relaxed.room_by_machine, between),
+            (self.relaxed.room_by_region, self.relaxed.bridge),
+        ):
+            if link is not None:
+                leaves = ~np.array([(used <= room).all(axis=1) for room in rooms]).any(axis=0)
+                latency_s[leaves], bytes_per_s[leaves] = link.latency_s, link.bytes_per_s
+        return Hop(latency_s=latency_s, bytes_per_s=bytes_per_s)
 
     def candidate(self, position: int) -> tuple[BlockShape, ...]:
         """The blocks of a candidate, by its position in `seconds`."""

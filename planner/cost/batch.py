@@ -10,7 +10,7 @@ from planner.cluster import DeviceKind, Link
 from planner.cost.context import Context
 from planner.cost.flops import hbm_rate, head_flops, layer_flops, train_attention_rate
 from planner.cost.memory import activation_bytes_per_token, state_bytes_per_param
-from planner.cost.parts import PARTS, Array, Block, Bools, Ints, divided, parts_of
+from planner.cost.parts import PARTS, Array, Block, Bools, Hop, Ints, divided, parts_of
 from planner.cost.training import MICRO_SEQUENCES, passes
 from planner.model import ModelSpec
 from planner.plan import Task
@@ -46,7 +46,7 @@ class _Speed:
     waits: Array  # of one crossing at each border that a part touches
     borders: Array  # the sum over all borders, by shape
     most: Array  # the slowest border, by shape
-    bridge: Array  # over a link between regions, by shape
+    hop: Array  # over the link by which a shape leaves a machine, by shape
 
 
 @record
@@ -71,13 +71,11 @@ class Batch:
         link: Link | None,
         head_layers: float,
         *,
-        crosses: Bools | None = None,
-        bridge: Link | None = None,
+        hop: Hop | None = None,
     ) -> None:
-        """`crosses`: shapes that no region holds, so that one of their stages or borders lies over a link no better than
-        `bridge`; what they take is then a lower bound."""
-        self.ctx, self.bridge = ctx, bridge
-        self.crosses = np.zeros(len(second.pp), dtype=bool) if crosses is None else crosses
+        """`hop`: of shapes that no machine holds one stage or border lies over a link no better than that; what they take is
+        then a lower bound."""
+        self.ctx, self.hop = ctx, hop
         self.first, self.second, self.link = first, second, link
         self.size = len(second.pp)
         split = divided(first, second, ctx.model.layers, head_layers)
@@ -235,7 +233,7 @@ class Batch:
                 waits=(self.parts.waits * borders[:, None, :]).sum(axis=0),
                 borders=(self._border_counts() * borders).sum(axis=0),
                 most=borders.max(axis=0),
-                bridge=np.zeros(0) if self.bridge is None else self._cross_s(ctx, step.rounds, self.bridge),
+                hop=np.zeros(0) if self.hop is None else self._cross_s(ctx, step.rounds, self.hop),
             )
         return self._speeds[key]
 
@@ -296,25 +294,29 @@ class Batch:
         most = np.where(there, waiting, 0.0).max(axis=0)
         whole = (busy * p.count).sum(axis=0) + work.crossings * speed.borders
         out: Array = step.rounds * most + (whole - most) + sync + update
-        if self.bridge is None or not self.crosses.any():
+        if self.hop is None or not self.hop.leaves.any():
             return out
-        cross = np.maximum(0.0, work.crossings * (speed.bridge - speed.most))
-        at_border = np.maximum(most, np.where(there, waiting, np.inf).min(axis=0) + cross)
-        by_border = np.where(self.stages > 1, (step.rounds - 1) * (at_border - most) + cross, np.inf)
+        cross = np.maximum(0.0, work.crossings * (speed.hop - speed.most))
+        # A border has two stages: the slower of them is no faster than the second fastest of all.
+        several = self.stages > 1
+        second = np.where(several, _second(np.where(there, waiting, np.inf), p.count), 0.0)
+        by_border = (step.rounds - 1) * (np.maximum(most, second + cross) - most) + cross
+        by_border = np.where(several, by_border, np.inf)
         size = self._stage_params(task) * ctx.model.dtype_bytes
         spanned = self._spanned_s(size, most, step.rounds, sync, task in TRAINING)
-        return out + np.where(self.crosses, np.minimum(by_border, spanned), 0.0)
+        return out + np.where(self.hop.leaves, np.minimum(by_border, spanned), 0.0)
 
-    def _cross_s(self, ctx: Context, rounds: Ints, link: Link) -> Array:
+    def _cross_s(self, ctx: Context, rounds: Ints, link: Link | Hop) -> Array:
         """Seconds of a micro-batch's activations over a link, once."""
         size = ctx.batch_tokens / rounds * ctx.model.hidden * ctx.model.dtype_bytes
-        return link.latency_s + size / (link.bytes_per_s * ctx.a.link_efficiency)
+        seconds: Array = link.latency_s + size / (link.bytes_per_s * ctx.a.link_efficiency)
+        return seconds
 
     def _spanned_s(self, size: Array, most: Array, rounds: Ints, sync: Array, trains: bool) -> Array:
-        """Seconds more, at least, where the DP ranks of one stage lie on both sides of the bridge; infinite without any."""
-        assert self.bridge is not None
+        """Seconds more, at least, where the DP ranks of one stage lie at both ends of the hop; infinite without any."""
+        assert self.hop is not None
         may = (self.parts.count > 0) & (self.dp > 1)
-        link = (np.array(self.bridge.latency_s), np.array(self.bridge.bytes_per_s))
+        link = (self.hop.latency_s, self.hop.bytes_per_s)
         two = np.full_like(self.dp, 2)
         if self.ctx.trainer == "fsdp":
             gather = np.where(may, (3 if trains else 1) * self._ring(link, size, two, 1), np.inf).min(axis=0)
@@ -399,3 +401,13 @@ class Batch:
     def _border_counts(self) -> Array:
         na = np.zeros(self.size) if self.first is None else self.first.pp
         return np.stack([np.maximum(na - 1, 0), (na > 0) * 1.0, self.second.pp - 1]).astype(float)
+
+
+def _second(waiting: Array, count: Ints) -> Array:
+    """By shape: the second lowest figure over its stages, of which part i has `count[i]` alike."""
+    columns = np.arange(waiting.shape[1])
+    lowest = waiting.argmin(axis=0)
+    least = waiting[lowest, columns]
+    others = waiting.copy()
+    others[lowest, columns] = np.inf
+    return np.where(count[lowest, columns] > 1, least, others.min(axis=0))

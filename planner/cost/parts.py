@@ -44,6 +44,19 @@ class Block:
 
 
 @record
+class Hop:
+    """The best link by which each shape leaves a machine, or a region, that does not hold it; infinitely fast where one does."""
+
+    latency_s: Array
+    bytes_per_s: Array
+
+    @property
+    def leaves(self) -> Bools:
+        """Which shapes do."""
+        return np.isfinite(self.bytes_per_s)
+
+
+@record
 class Parts:
     """The parts of every shape: rows of eight, by columns."""
 
