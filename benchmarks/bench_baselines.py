@@ -1,13 +1,15 @@
 """`hex` beside the baseline schedulers on random fleets, and how fast each scheduler gets to its plan. All modelled.
 
-`python -m benchmarks.bench_baselines [FLEETS]` writes benchmarks/results.baselines.json (every fleet, every figure) and
-benchmarks/results.baselines.svg (tokens/s over seconds of search on one fleet of 64 GPUs). Fleets are drawn from a seed: 8 to 64
-devices of one to four kinds of the catalogue in machines of 2, 4 or 8, in one region; models of 0.5B to 14B where a plan
-exists. Schedulers that draw at random get a budget of `EVALUATIONS`.
+`python -m benchmarks.bench_baselines [FLEETS]` writes benchmarks/results.baselines.json (every fleet, every figure)
+and benchmarks/results.baselines.svg (tokens/s over evaluations and seconds of search, all schedulers, one fleet of 64
+GPUs). Fleets are drawn from a seed: 8 to 64 devices of one to four kinds of the catalogue in machines of 2, 4 or 8,
+in one region; models of 0.5B to 14B where a plan exists. Schedulers that draw at random get a budget of
+`EVALUATIONS`.
 """
 
 import importlib.util
 import json
+import math
 import os
 import platform
 import random
@@ -162,35 +164,48 @@ def efficiency(evaluations: int = 5 * EVALUATIONS, gpus: int = 64) -> dict[str, 
     return out
 
 
+COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#edae49", "#6c4ab6", "#00798c", "#8d6a4f", "#555555", "#c060a0")
+
+
 def drawn(record: Mapping[str, Sequence[tuple[int, float, float]]]) -> str:
-    """tokens/s over seconds (logarithmic from 10 ms) as an SVG of steps, one colour a scheduler."""
-    import math
-
-    colours = ("#1b6ca8", "#d1495b", "#3a7d44", "#edae49", "#6c4ab6", "#00798c", "#8d6a4f", "#555555", "#c060a0")
+    """tokens/s over evaluations and over seconds, both logarithmic, as an SVG of steps; one colour a scheduler."""
     top = max(y for points in record.values() for *_, y in points) * 1.05
-    last = max(s for points in record.values() for _, s, _ in points)
-
-    def at(seconds: float, rate: float) -> str:
-        x = 60 + 520 * math.log10(max(seconds, 0.01) / 0.01) / math.log10(last / 0.01)
-        return f"{x:.1f},{330 - 300 * rate / top:.1f}"
-
-    lines = []
-    for i, (name, points) in enumerate(record.items()):
-        steps: list[str] = []
-        for (_, _, before), (_, s, y) in zip([(0, 0.0, points[0][2]), *points], points, strict=False):
-            steps += [at(s, before), at(s, y)]
-        colour = colours[i % len(colours)]
-        lines.append(f'<polyline points="{" ".join(steps)}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        lines.append(f'<text x="600" y="{40 + 18 * i}" fill="{colour}">{name}</text>')
-    axes = '<path d="M60 30V330H580" fill="none" stroke="#888"/>'
-    words = (
-        f'<text x="60" y="20">modelled tokens/s, up to {top / 1.05:,.0f}</text>'
-        f'<text x="60" y="350">0.01 s</text><text x="500" y="350">{last:.1f} s of search (log)</text>'
-    )
+    parts = [
+        *_panel({n: [(float(e), y) for e, _, y in ps] for n, ps in record.items()}, 60, 1.0, "evaluations", top),
+        *_panel({n: [(s, y) for _, s, y in ps] for n, ps in record.items()}, 480, 0.01, "s of search", top),
+    ]
+    for i, name in enumerate(record):
+        parts.append(f'<text x="870" y="{40 + 18 * i}" fill="{COLOURS[i % len(COLOURS)]}">{name}</text>')
+    parts.append(f'<text x="60" y="20">modelled tokens/s, up to {top / 1.05:,.0f}</text>')
     return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 700 360" font-family="sans-serif" font-size="13">'
-        + f'<rect width="700" height="360" fill="#fff"/>{axes}{words}{"".join(lines)}</svg>\n'
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 360" font-family="sans-serif" font-size="13">'
+        + f'<rect width="960" height="360" fill="#fff"/>{"".join(parts)}</svg>\n'
     )
+
+
+def _panel(
+    record: Mapping[str, Sequence[tuple[float, float]]], left: int, first: float, unit: str, top: float
+) -> list[str]:
+    """Axes and steps of one panel, 360 wide; the axis begins at `first`."""
+    last = max(2 * first, *(x for points in record.values() for x, _ in points))
+
+    def at(x: float, rate: float) -> str:
+        along = left + 360 * math.log10(max(x, first) / first) / math.log10(last / first)
+        return f"{along:.1f},{330 - 300 * rate / top:.1f}"
+
+    out = [
+        f'<path d="M{left} 30V330H{left + 360}" fill="none" stroke="#888"/>',
+        f'<text x="{left}" y="350">{first:g}</text>',
+        f'<text x="{left + 360}" y="350" text-anchor="end">{last:,.0f} {unit} (log)</text>',
+    ]
+    for i, points in enumerate(record.values()):
+        steps: list[str] = []
+        for (_, before), (x, y) in zip([(0.0, points[0][1]), *points], points, strict=False):
+            steps += [at(x, before), at(x, y)]
+        steps.append(at(last, points[-1][1]))
+        colour = COLOURS[i % len(COLOURS)]
+        out.append(f'<polyline points="{" ".join(steps)}" fill="none" stroke="{colour}" stroke-width="2"/>')
+    return out
 
 
 def run(fleets: int = FLEETS, evaluations: int = EVALUATIONS, to: Path = JSON, gpus: int = 64) -> dict[str, float]:

@@ -12,7 +12,7 @@ from planner.renting import solve_per_dollar
 from planner.resolve import frozen_placements, resolved, with_pins_for_keeps
 from planner.schedulers import scheduler as named
 from planner.search import Scheduler
-from planner.solution import Conflict, Feasible, Infeasible, Solution
+from planner.solution import Conflict, Explanation, Feasible, Infeasible, Solution
 
 
 def solve(
@@ -51,11 +51,20 @@ def solve_throughput(
     """The plan with the shortest step."""
     said, problem = problem, resolved(problem)
     cost = CostModel(problem)
-    bound = upper_bound(cost)
+    bound = upper_bound(cost, should_stop)
     if bound is None:
         return Infeasible(conflicts=conflicts(cost, said), scheduler=scheduler)
     if problem.floor_tokens_per_s is not None and bound.tokens_per_s < problem.floor_tokens_per_s:
         return Infeasible(conflicts=floor_conflicts(said, floor_conflict(problem, bound)), scheduler=scheduler)
+
+    def why(scored: Scored) -> Explanation:
+        found = explain(cost, scored, bound, search.runner_up())
+        if not given_up:
+            return found
+        line = f"{scheduler} found no plan itself: this is " + (
+            "the first that fits" if scheduler == "hex" else "what fits first, or what hex finds"
+        )
+        return Explanation(headline=found.headline, lines=(line, *found.lines))
 
     def feasible(scored: Scored, finished: bool) -> Feasible:
         return Feasible(
@@ -63,7 +72,7 @@ def solve_throughput(
             prediction=scored.prediction,
             bound_tokens_per_s=max(bound.tokens_per_s, scored.prediction.tokens_per_s),
             bound_scope=bound.scope,
-            explanation=explain(cost, scored, bound, search.runner_up()),
+            explanation=why(scored),
             scheduler=scheduler,
             evaluations=search.evaluations,
             finished=finished,
@@ -73,10 +82,13 @@ def solve_throughput(
         if on_incumbent is not None:
             on_incumbent(feasible(scored, False))
 
+    given_up = False
+
     search = HoldingSearch(cost, budget, should_stop=should_stop, on_improved=improved)
     _running(problem, scheduler)(search)
     if search.best is None and scheduler != "exhaustive":
         # A scheduler that gives up early, as areal-hex may under caps, has not shown that there is no plan.
+        given_up = True
         first_plan(search, by_hand_only=scheduler == "hex")
     if search.best is None:
         return Infeasible(conflicts=conflicts(cost, said), scheduler=scheduler)

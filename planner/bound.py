@@ -4,7 +4,7 @@ The first cell of `planner.scan` bounds every plan, and so does the lowest box o
 in `_STEPS` looks. With one device a role there is nothing to relax and the bound is the optimum.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, best_link, local_link
@@ -26,7 +26,7 @@ RELAXED = (
 GROUPS = (
     "single-kind replicas with TP inside a machine; all other tasks in one group or two, each a pipeline of at most two "
     "kind-blocks, every division of tasks and devices; concurrency at halvings of the memory limit; where devices lie is "
-    "relaxed, but that a group no region holds crosses one border"
+    "relaxed, but that a group no region holds crosses one border, and that new weights come from where the actor trains"
 )
 ONE_GROUP = GROUPS.replace("in one group or two, each a pipeline", "in one group, a pipeline")
 COARSE = RELAXED + "; the last ranges of data-parallel degrees are taken together"
@@ -42,8 +42,8 @@ class Bound:
     scope: str
 
 
-def upper_bound(cost: CostModel) -> Bound | None:
-    """The bound; None when not even the relaxed problem has a plan."""
+def upper_bound(cost: CostModel, should_stop: Callable[[], bool] = lambda: False) -> Bound | None:
+    """The bound; None when not even the relaxed problem has a plan. Once `should_stop`, what is proven by then."""
     classes = device_classes(cost.problem)
     caps = cost.problem.capabilities
     single = caps.train_max_devices == 1 and caps.rollout_max_tp == 1 and caps.rollout_max_pp == 1
@@ -51,7 +51,7 @@ def upper_bound(cost: CostModel) -> Bound | None:
         step, scope = _single(cost, classes), EXACT
     else:
         scan = scan_of(cost)
-        found = scan.bound_s(_STEPS)
+        found = scan.bound_s(_STEPS, should_stop)
         step = None if found is None else found[0]
         if isinstance(scan, SideScan):
             scope = GROUPS if scan.sides.whole else ONE_GROUP

@@ -259,7 +259,11 @@ class RentalDesk:
             self._bill(q, best.counts, best.found),
         )
         measure, achieved, bound = measured(q.objective, p.tokens_per_s, usd, cost, outcome.bound)
-        prediction = replace(p, usd_per_h=usd, usd_per_mtok=usd / 3600 / p.tokens_per_s * 1e6)
+        egress_usd = leaving or 0.0
+        per_s = usd / 3600 + egress_usd / p.step_s
+        prediction = replace(
+            p, usd_per_h=usd, egress_usd_per_step=egress_usd, usd_per_mtok=per_s / p.tokens_per_s * 1e6
+        )
         return Rental(
             objective=q.objective,
             mix=tuple((self.market.title(i), n) for i, n in enumerate(best.counts) if n),

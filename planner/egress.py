@@ -1,52 +1,13 @@
-"""Bytes a plan moves between regions, and what a job on rented machines costs in all.
+"""What a job on rented machines costs in all: machines, bytes that leave regions (`planner.cost.traffic`), interruptions."""
 
-Counted a step: new weights once to each region that rolls out, prompts there and samples back, activations and their gradients
-between stages in two regions, gradients of a stage that spans regions. A prompt token is 4 bytes, a sampled one 8 (its number
-and its log-probability). Weights start, and samples end, in the region of the trainer's first device.
-"""
-
-import itertools
 import math
-from collections import defaultdict
-from collections.abc import Mapping
 
+from planner.cost.traffic import bytes_between_regions
 from planner.market import Market
 from planner.objectives import SpotRisk
 from planner.plan import Plan
 from planner.problem import Problem
 from planner.record import record
-
-_PROMPT_BYTES, _SAMPLED_BYTES = 4, 8
-
-
-def bytes_between_regions(problem: Problem, plan: Plan) -> Mapping[tuple[str, str], float]:
-    """(from, to): bytes a step. Empty where everything lies in one region."""
-    region = {d.id: d.region for d in problem.cluster.devices}
-    work, model = problem.workload, problem.model
-    moved: dict[tuple[str, str], float] = defaultdict(float)
-    train = plan.train
-    if train is None:
-        return moved
-    home = region[train.devices[0]]
-    shares: dict[str, float] = defaultdict(float)
-    for r in plan.rollouts:
-        shares[region[r.devices[0]]] += r.share or 0.0
-    for there, share in shares.items():
-        samples = work.samples_per_step * share
-        moved[home, there] += model.weight_bytes + samples * work.prompt.mean_tokens * _PROMPT_BYTES
-        moved[there, home] += samples * work.response.mean_tokens * _SAMPLED_BYTES
-    tokens = work.samples_per_step * (work.prompt.mean_tokens + work.response.mean_tokens)
-    stages = train.stages
-    for a, b in itertools.pairwise(stages):
-        here, there = region[a.devices[0]], region[b.devices[0]]
-        for pair in ((here, there), (there, here)):
-            moved[pair] += tokens * model.hidden * model.dtype_bytes
-    for s in stages:
-        first = region[s.devices[0]]
-        for other in {region[d] for d in s.devices} - {first}:
-            for pair in ((first, other), (other, first)):
-                moved[pair] += s.layers * model.layer_params * model.dtype_bytes
-    return {pair: n for pair, n in moved.items() if pair[0] != pair[1]}
 
 
 def egress_usd_per_step(problem: Problem, plan: Plan, market: Market) -> float | None:

@@ -31,8 +31,11 @@ def explain(cost: CostModel, scored: Scored, bound: Bound, runner_up: Scored | N
     else:
         head = f"training and rollout are balanced at {unit(p.step_s)} a step"
     lines = [*(_group_line(p, c, len(scored.sides) > 1) for p, c in scored.sides), _rollout_line(rollouts)]
+    lines += _long_samples(rollouts)
     lines += _sharing(scored.plan) + _weights(cost, scored.plan)
     lines += _roles(cost, train, rollouts)
+    if p.egress_usd_per_step:
+        lines.append(f"${p.egress_usd_per_step:.2f} of egress a step, counted in $/Mtok")
     if runner_up is not None:
         counts = Counter(trained_on(cost, runner_up.plan))
         other = " + ".join(f"{n} x {k}" for k, n in counts.items())
@@ -85,6 +88,14 @@ def _group_line(train: Placement, t: TrainerCost, several: bool) -> str:
     if t.bubble_s > 0.02 * t.train_s:
         words.append(f"pipeline bubbles {t.bubble_s / t.train_s:.0%}")
     return ", ".join(words)
+
+
+def _long_samples(rollouts: tuple[Placement, ...]) -> list[str]:
+    """Who takes the long samples, where replicas differ."""
+    strong = Counter(r.kind for r in rollouts if r.strong)
+    if sum(strong.values()) == len(rollouts):
+        return []
+    return ["long samples go first to the replicas on " + " and ".join(f"{n} x {k}" for k, n in strong.items())]
 
 
 def _sharing(plan: Plan) -> list[str]:

@@ -109,8 +109,9 @@ class MostPerUsd:
         return box.low if box.low == box.high else None
 
     def score(self, counts: Counts, found: Feasible) -> float | None:
-        """The ratio, where the floor is reached."""
-        rate, usd = found.prediction.tokens_per_s, self.machines.usd_per_h(counts)
+        """The ratio, egress counted, where the floor is reached."""
+        p = found.prediction
+        rate, usd = p.tokens_per_s, self.machines.usd_per_h(counts) + p.egress_usd_per_step / p.step_s * 3600
         if rate < self.floor_tokens_per_s * _REACHED:
             return None
         return rate / usd if usd > 0 else math.inf

@@ -48,6 +48,8 @@ def conflicts(cost: CostModel, said: Problem | None = None) -> tuple[Conflict, .
     classes = device_classes(cost.problem)
     known = {c.limit: c.detail for c in _memory(cost, classes)} if classes else {}
     known |= {c.limit: c.detail for c in (*_devices(problem, classes), *_pins(cost.problem, classes))}
+    if not found and "memory" in known:  # not even a million times the memory holds such sequences
+        return (Conflict(limit="memory", detail=known["memory"]),)
     if not found:
         usable = sum(c.size for c in classes)
         detail = f"no split of the {usable} usable devices holds both a trainer and a replica"

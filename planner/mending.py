@@ -3,6 +3,7 @@
 Nothing is searched and nothing is optimal: `planner.repair` wants a plan at once, `planner.infeasible` any plan at all.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from planner.cluster import Device
@@ -100,14 +101,14 @@ class Mending:
     def _estimate_s(self, train: Placement, rest: Sequence[Placement]) -> float:
         """Roughly the step: training against generation at the replicas' best rates."""
         seconds = self.cost.trainer(self.cost.trainer_shape(train))
-        rate = sum(self._rate(r) for r in rest if r.role == "rollout")
+        shapes = Counter(ReplicaShape(kind=r.kind, tp=r.tp, pp=r.pp) for r in rest if r.role == "rollout")
+        rate = sum(n * self._rate(shape) for shape, n in shapes.items())
         if seconds is None or rate <= 0:
             return float("inf")
         parts = (seconds.train_s, self.cost.rules.work_tokens / rate)
         return sum(parts) if self.cost.rules.sync else max(parts)
 
-    def _rate(self, r: Placement) -> float:
-        shape = ReplicaShape(kind=r.kind, tp=r.tp, pp=r.pp)
+    def _rate(self, shape: ReplicaShape) -> float:
         offers = self.cost.offers(shape, self.problem.cluster.same_kind.bulk())
         return max((o.level.rate_tokens_per_s for o in offers), default=0.0)
 

@@ -43,6 +43,9 @@ class Placement:
     max_running: int | None = None  # rollout: samples decoded at once
     rate_tokens_per_s: float | None = None  # rollout: predicted tokens/s; train: predicted trained tokens/s
     share: float | None = None  # rollout: fraction of the step's samples
+    strong: bool = (
+        False  # rollout: a token takes no longer here than on half of the replicas; long samples go here first
+    )
 
     def __post_init__(self) -> None:
         if not self.devices or len(set(self.devices)) != len(self.devices):
@@ -59,8 +62,9 @@ class Prediction:
     update_s: float
     tokens_per_s: float
     usd_per_h: float | None
-    usd_per_mtok: float | None
+    usd_per_mtok: float | None  # machines and egress
     staleness_mean: float | None = None
+    egress_usd_per_step: float = 0.0  # bytes between regions, where links have a price
     score_s: float = 0.0  # the part of train_s that scores samples (reward, reference, critic values)
 
 
@@ -69,6 +73,7 @@ class Plan:
     """Roles and parallelism for every device used; devices of the cluster that appear nowhere are idle."""
 
     placements: tuple[Placement, ...]
+    even_shares: bool = False  # every replica gets an equal part of a step's samples, whatever its speed
 
     @property
     def train(self) -> Placement | None:

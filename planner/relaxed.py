@@ -10,6 +10,7 @@ from planner.cost.network import Spread, best_link, best_of, link_between, local
 from planner.cost.training import StageShape, TrainerCost, TrainerShape
 from planner.plan import Task
 from planner.pools import region_link
+from planner.record import replace
 from planner.space import BlockShape, DeviceClass
 
 
@@ -32,18 +33,21 @@ class Relaxed:
         self._remotes: dict[str, Link] = {}
         self._spreads: dict[BlockShape, Spread | None] = {}
 
-    def group(self, blocks: Sequence[BlockShape], tasks: tuple[Task, ...]) -> TrainerCost | None:
-        """What a group of tasks takes on these blocks at best; None where it does not fit."""
+    def group(
+        self, blocks: Sequence[BlockShape], tasks: tuple[Task, ...], beside_bytes: Sequence[float] = ()
+    ) -> TrainerCost | None:
+        """What a group of tasks takes on these blocks at best, beside replicas that hold `beside_bytes` by block; None
+        where it does not fit."""
         layers = self.columns.split(blocks, tasks)
         if layers is None:
             return None
         stages: list[StageShape] = []
-        for b in blocks:
+        for b, held in zip(blocks, beside_bytes or (0.0,) * len(blocks), strict=True):
             spread = self.spread(b)
             if spread is None:
                 return None
-            for _ in range(b.pp):
-                stages.append(StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=layers[len(stages)], spread=spread))
+            one = StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=0, spread=spread, beside_bytes=held)
+            stages += [replace(one, layers=n) for n in layers[len(stages) : len(stages) + b.pp]]
         links = tuple(self.link(a.kind, b.kind) for a, b in itertools.pairwise(stages))
         return self.columns.cost.trainer(TrainerShape(stages=tuple(stages), links=links, tasks=tasks))
 

@@ -157,9 +157,9 @@ def _price(problem: Problem, devices: Iterable[Device]) -> float:
 def _told(best: Best, most: float) -> Feasible:
     """Say what was optimised."""
     p, e = best.found.prediction, best.found.explanation
-    usd = p.usd_per_h or 0.0
+    egress = p.egress_usd_per_step / p.step_s * 3600
+    usd = (p.usd_per_h or 0.0) + egress
     ratio = p.tokens_per_s / usd if usd > 0 else math.inf
-    line = (
-        f"${usd:.2f}/h of machines: {ratio:,.1f} tokens/s per $/h, no mix of machines exceeds {max(most, ratio):,.1f}"
-    )
+    what = "machines and egress" if egress else "machines"
+    line = f"${usd:.2f}/h of {what}: {ratio:,.1f} tokens/s per $/h, no mix of machines exceeds {max(most, ratio):,.1f}"
     return replace(best.found, explanation=Explanation(headline=e.headline, lines=(line, *e.lines)))

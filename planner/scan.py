@@ -113,13 +113,13 @@ class Scan:
         """No cell still to come has a shorter period; infinite when none is to come."""
         return float(self._low.min(initial=np.inf))
 
-    def bound_s(self, steps: int) -> tuple[float, bool] | None:
+    def bound_s(self, steps: int, should_stop: Callable[[], bool] = lambda: False) -> tuple[float, bool] | None:
         """A lower bound of all periods after at most `steps` more looks at the frontier, and whether a cell attains it.
 
         None where there is no cell at all.
         """
         for _ in range(steps):
-            if self._out or self.lowest_s() == np.inf:
+            if self._out or self.lowest_s() == np.inf or should_stop():
                 break
             self._advance()
         if self._out:

@@ -86,6 +86,14 @@ class Search:
         lost_s = len(changed(scored.plan, p.in_force, p)) * p.switch_s
         return rate * max(0.0, 1 - lost_s / (len(p.cluster.devices) * p.switch_horizon_s))
 
+    def to_beat_s(self) -> float:
+        """No plan with a longer step than this is better than the incumbent; infinite before there is one. With a cost of
+        switching that is more than the incumbent's own step: a slower plan nearer to the one in force may be worth more."""
+        if self.best is None:
+            return float("inf")
+        net = self.net_tokens_per_s(self.best)
+        return self.best.prediction.step_s * self.best.prediction.tokens_per_s / net if net > 0 else float("inf")
+
     def moved(self, plan: Plan) -> int:
         """Devices whose role is not that of the plan in force."""
         force = self.problem.in_force

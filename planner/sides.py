@@ -23,10 +23,11 @@ from planner.workflow import groupings
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int_]
+Flags = NDArray[np.bool_]
 MOST_GROUPS = 2
 _MOST_USAGES = 4000  # beyond, pairs of groups are too many to look at
 _MOST_SHAPES = 400_000  # blocks and pairs of blocks
-_CHUNK = 2048
+_CHUNK = 4096
 
 
 def few_shapes(cost: CostModel, classes: Sequence[DeviceClass]) -> bool:
@@ -113,6 +114,7 @@ class Sides:
         used = used[order]
         fresh = np.ones(len(order), dtype=bool)
         fresh[1:] = (used[1:] != used[:-1]).any(axis=1)
+        self._least: dict[tuple[Task, ...], tuple[Array, Array, Array]] = {}
         self.starts = np.append(np.flatnonzero(fresh), len(order))
         self.usage = used[fresh]
         self.usages = [tuple(int(x) for x in row) for row in self.usage]
@@ -146,7 +148,7 @@ class Sides:
             out[:, self.kinds.index(k)] = np.array([b.devices for b in self.blocks[k]], dtype=int)[x]
         return out
 
-    def _crosses(self, used: Ints) -> NDArray[np.bool_]:
+    def _crosses(self, used: Ints) -> Flags:
         """Which of these totals by kind no region holds."""
         held = np.array([(used <= room).all(axis=1) for room in self.relaxed.room_by_region])
         return np.asarray(~held.any(axis=0))
@@ -184,29 +186,35 @@ class Sides:
 
     def least(self, group: tuple[Task, ...]) -> tuple[Array, Array, Array]:
         """By usage: the least seconds of scoring, of training, and of both together on one candidate."""
-        score, train = self.seconds[group]
-        at = self.starts[:-1]
-        if not len(at):
-            return np.zeros(0), np.zeros(0), np.zeros(0)
-        return tuple(np.minimum.reduceat(x, at) for x in (score, train, score + train))  # type: ignore[return-value]
+        if group not in self._least:
+            score, train = self.seconds[group]
+            at = self.starts[:-1]
+            none = np.zeros(0)
+            found = [np.minimum.reduceat(x, at) if len(at) else none for x in (score, train, score + train)]
+            self._least[group] = found[0], found[1], found[2]
+        return self._least[group]
 
     # All groups.
 
-    def cells(self) -> tuple[Ints, Array]:
-        """Totals of devices by kind (one row each) and least seconds of all tasks but generation on them. A lower bound
-        where groups are apart (each phase of a group on its best blocks), the time itself where there is one group."""
+    def cells(self) -> tuple[Ints, Flags, Array]:
+        """Totals of devices by kind (one row each), which kinds the group that trains the actor takes of them, and least
+        seconds of all tasks but generation so. A lower bound where groups are apart (each phase of a group on its best
+        blocks), the time itself where there is one group."""
         if not self.usages:
-            return np.zeros((0, len(self.kinds)), dtype=int), np.zeros(0)
+            none = np.zeros((0, len(self.kinds)))
+            return none.astype(int), none.astype(bool), np.zeros(0)
         low = {g: self.least(g) for g in self.seconds}
         if len(self.partitions) == 1:
             alone = low[self.partitions[0][0]][2]
             known = np.isfinite(alone)
-            return self.usage[known], alone[known]
+            return self.usage[known], self.usage[known] > 0, alone[known]
         room = np.array(self.room)
         strides = np.cumprod([1, *(n + 1 for n in self.room[:-1])])
-        table = np.full(int(np.prod(room + 1)), np.inf)
+        takes, actor = np.unique(self.usage > 0, axis=0, return_inverse=True)
+        actor = np.asarray(actor).reshape(-1)
+        table = np.full((len(takes), int(np.prod(room + 1))), np.inf)
         flat = self.usage @ strides
-        np.minimum.at(table, flat, low[self.partitions[0][0]][2])
+        np.minimum.at(table, (actor, flat), low[self.partitions[0][0]][2])
         pairs: Array | None = None
         for way in self.partitions[1:]:
             (sa, ta, _), (sb, tb, _) = (low[g] for g in way)
@@ -215,21 +223,22 @@ class Sides:
         assert pairs is not None
         for i in range(len(flat)):
             fits = (self.usage + self.usage[i] <= room).all(axis=1) & np.isfinite(pairs[i])
-            np.minimum.at(table, flat[fits] + flat[i], pairs[i][fits])
-        at = np.flatnonzero(np.isfinite(table))
+            np.minimum.at(table[actor[i]], flat[fits] + flat[i], pairs[i][fits])
+        group, at = np.nonzero(np.isfinite(table))
         used = np.stack([(at // s) % (n + 1) for s, n in zip(strides, self.room, strict=True)], axis=1)
-        return used, table[at]
+        return used, takes[group], table[group, at]
 
-    def ways(self, used: tuple[int, ...], below_s: float) -> Iterator[Way]:
-        """The ways on exactly these devices that take less than `below_s`, best first within each division of devices."""
-        for low_s, way, i, j in self._splits(used, below_s):
+    def ways(self, used: tuple[int, ...], actor: tuple[bool, ...], below_s: float) -> Iterator[Way]:
+        """The ways on exactly these devices, the actor trained on just these kinds, that take less than `below_s`; best
+        first within each division of devices."""
+        for low_s, way, i, j in self._splits(used, actor, below_s):
             if low_s < below_s:
                 yield from self._within(way, i, j, below_s)
 
-    def best(self, used: tuple[int, ...], below_s: float) -> Way | None:
-        """The fastest way on exactly these devices; None where none takes less than `below_s`."""
+    def best(self, used: tuple[int, ...], actor: tuple[bool, ...], below_s: float) -> Way | None:
+        """The fastest of `ways`; None where there is none."""
         found: Way | None = None
-        for low_s, way, i, j in self._splits(used, below_s):
+        for low_s, way, i, j in self._splits(used, actor, below_s):
             limit = below_s if found is None else found.side_s
             if low_s >= limit:
                 break
@@ -237,7 +246,7 @@ class Sides:
         return found
 
     def _splits(
-        self, used: tuple[int, ...], below_s: float
+        self, used: tuple[int, ...], actor: tuple[bool, ...], below_s: float
     ) -> list[tuple[float, tuple[tuple[Task, ...], ...], int, int]]:
         """(lower bound, grouping, usage of the first group, of the second or -1), least bound first."""
         found: list[tuple[float, int, int, int]] = []
@@ -245,11 +254,12 @@ class Sides:
         others = np.array(
             [self.at.get(tuple(a - b for a, b in zip(used, u, strict=True)), -1) for u in self.usages], dtype=int
         )
-        firsts = np.flatnonzero(others >= 0)
+        trains = ((self.usage > 0) == np.array(actor)).all(axis=1)  # the first group trains the actor
+        firsts = np.flatnonzero((others >= 0) & trains)
         for p, way in enumerate(self.partitions):
             low = [self.least(g) for g in way]
             if len(way) == 1:
-                if whole >= 0:
+                if whole >= 0 and trains[whole]:
                     found.append((float(low[0][2][whole]), p, whole, -1))
                 continue
             seconds = np.maximum(low[0][0][firsts], low[1][0][others[firsts]])

@@ -6,6 +6,7 @@ does; the memory that models of other tasks hold there is relaxed too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +22,17 @@ from planner.space import DeviceClass
 _BATCH, _NEAR = 512, 1.01  # cells looked at together: the lowest, and those this near to it
 _COSTED = 4  # cells whose ways are looked at together
 _HALVINGS = 48
+T = TypeVar("T")
 # What the bound of a cell is of: its side alone; the pairing of that; its best way; the pairing of that.
 _BOUNDED, _PAIRED, _COSTED_WHOLE, _SETTLED = range(4)
 
 
 @record
 class SideCell:
-    """Devices by kind that do anything but generate, and the least seconds that takes them."""
+    """Devices by kind that do anything but generate, the kinds that train the actor, and the least seconds so."""
 
     used: tuple[int, ...]
+    actor: tuple[bool, ...]
     side_s: float
 
 
@@ -43,16 +46,16 @@ class SideScan:
         self.pools = Pools(cost.problem.cluster, classes)
         self.kinds = self.pools.kinds
         self.shared = cost.shares_devices
-        used, low = self.sides.cells()
+        used, actor, low = self.sides.cells()
         at = [self.sides.kinds.index(k) for k in self.kinds]
-        used = used[:, at].astype(np.int64)
+        used, actor = used[:, at].astype(np.int64), actor[:, at]
         must = self.pools.must_train.sum(axis=1)
         keep = (used >= must).all(axis=1)
         if not self.shared:
             keep &= used.sum(axis=1) < self.pools.count.sum()
-        used, low = used[keep], low[keep]
-        takes = used > 0
-        trained, which = np.unique(takes, axis=0, return_inverse=True)
+        used, actor, low = used[keep], actor[keep], low[keep]
+        # Replicas get new weights from the devices that train the actor.
+        trained, which = np.unique(actor, axis=0, return_inverse=True)
         combinations = tuple(tuple(int(k) for k in np.flatnonzero(row)) for row in trained)
         everywhere = int(np.flatnonzero(self.pools.member.all(axis=1))[0]) if len(self.pools.member) else 0
         cells = Cells(
@@ -67,7 +70,7 @@ class SideScan:
                 self.pairing.must_train = np.zeros_like(self.pairing.must_train)
             hopeless = self.pairing.hopeless(self._free(cells))
             cells = cells.at(~hopeless)
-        self._cells = cells
+        self._cells, self._actors = cells, trained
         self._low = cells.train_s.copy()
         self._state = np.full(len(self._low), _BOUNDED)
         self._out: list[tuple[float, SideCell]] = []
@@ -89,11 +92,11 @@ class SideScan:
         """No cell still to come has a shorter period; infinite when none is to come."""
         return float(self._low.min(initial=np.inf))
 
-    def bound_s(self, steps: int) -> tuple[float, bool] | None:
+    def bound_s(self, steps: int, should_stop: Callable[[], bool] = lambda: False) -> tuple[float, bool] | None:
         """A lower bound of all periods after at most `steps` more looks, and whether a cell attains it; None where there
         is no cell."""
         for _ in range(steps):
-            if self._out or not np.isfinite(self.lowest_s()):
+            if self._out or not np.isfinite(self.lowest_s()) or should_stop():
                 break
             self._advance()
         if self._out:
@@ -106,20 +109,26 @@ class SideScan:
         near = near[np.argsort(self._low[near], kind="stable")][:_BATCH]
         first = int(near[0])
         if self._state[first] == _SETTLED:
-            cell = SideCell(
-                used=tuple(int(n) for n in self._cells.used[first]), side_s=float(self._cells.train_s[first])
-            )
-            self._out.append((lowest, cell))
+            self._out.append((lowest, self._cell(first)))
             self._low[first] = np.inf
             return
         state = self._state[near]
         self._pair(near[(state == _BOUNDED) | (state == _COSTED_WHOLE)])
         for i in near[state == _PAIRED][:_COSTED]:
-            way = self.sides.best(self.in_order(self._cells.used[i]), float("inf"))
+            cell = self._cell(int(i))
+            way = self.sides.best(self.in_order(cell.used), self.in_order(cell.actor), float("inf"))
             self._low[i] = np.inf if way is None else max(self._low[i], way.side_s)
             if way is not None:
                 self._cells.train_s[i] = max(way.side_s, self._cells.train_s[i])
                 self._state[i] = _COSTED_WHOLE
+
+    def _cell(self, row: int) -> SideCell:
+        cells = self._cells
+        return SideCell(
+            used=tuple(int(n) for n in cells.used[row]),
+            actor=tuple(bool(x) for x in self._actors[cells.trained[row]]),
+            side_s=float(cells.train_s[row]),
+        )
 
     def _pair(self, rows: NDArray[np.int64]) -> None:
         if len(rows) and self.pairing is not None:
@@ -134,7 +143,7 @@ class SideScan:
             return cells
         return Cells(used=np.zeros_like(cells.used), train_s=cells.train_s, sites=cells.sites, trained=cells.trained)
 
-    def in_order(self, used: Sequence[int] | NDArray[np.int64]) -> tuple[int, ...]:
-        """Devices by kind in the order of `sides.kinds`."""
-        by_kind = dict(zip(self.kinds, used, strict=True))
-        return tuple(int(by_kind[k]) for k in self.sides.kinds)
+    def in_order(self, by_kind: Sequence[T]) -> tuple[T, ...]:
+        """Figures by kind in the order of `sides.kinds`."""
+        figures = dict(zip(self.kinds, by_kind, strict=True))
+        return tuple(figures[k] for k in self.sides.kinds)

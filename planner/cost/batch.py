@@ -7,7 +7,6 @@ last; and so of the second block. Arrays have one row a part and one column a sh
 formulas.
 """
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 
@@ -15,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster import DeviceKind, Link
+from planner.cost.batch_rates import attention_seconds, train_rates
 from planner.cost.context import Context
-from planner.cost.flops import hbm_rate, head_flops, layer_flops, train_attention_rate
+from planner.cost.flops import hbm_rate, head_flops, layer_flops
 from planner.cost.memory import activation_bytes_per_token, state_bytes_per_param
 from planner.cost.training import MICRO_SEQUENCES, passes, split_layers
+from planner.model import ModelSpec
 from planner.plan import Task
 from planner.record import record
 from planner.workflow import TRAINING
@@ -134,6 +135,38 @@ class _Way:
     more: Bools  # whether a larger micro-batch makes a difference
 
 
+@record
+class _Step:
+    """One micro-batch size: what does not depend on a task. By part and shape, but for `rounds`."""
+
+    rounds: Ints
+    tokens: Array  # of a micro-batch, by DP rank
+    held: Array  # the same for memory: the longest sequence may come alone
+    flight: Ints  # micro-batches under way at a stage
+
+
+@record
+class _Speed:
+    """What a micro-batch of one size takes of one model's shape."""
+
+    per_flop: Array  # seconds of one FLOP a token, by part
+    waits: Array  # of one crossing at each border that a part touches
+    borders: Array  # the sum over all borders, by shape
+    most: Array  # the slowest border, by shape
+    bridge: Array  # over a link between regions, by shape
+
+
+@record
+class _Work:
+    """What one task asks of every part, whatever the micro-batch; seconds are of the fullest DP rank."""
+
+    flops: Array  # a token
+    moved_s: Array  # a token: memory and TP all-reduces
+    latency_s: Array  # a micro-batch
+    floor_s: Array  # a micro-batch: launches and FSDP's gathers
+    crossings: int
+
+
 class Batch:
     """Times of groups of tasks on many shapes; every model has the same number of layers."""
 
@@ -161,17 +194,28 @@ class Batch:
         self.dp = self._by_part("dp")
         self.tp = self._by_part("tp")
         dp_first = second.dp if first is None else np.maximum(first.dp, second.dp)
+        self.kinds = self._kinds()
         samples = ctx.workload.samples_per_step
-        self.rounds: list[Ints] = []
+        self.steps: list[_Step] = []
         for sequences in MICRO_SEQUENCES:
-            rounds = np.maximum(1, -(-samples // (sequences * dp_first)))
-            self.rounds.append(rounds)
-            if (rounds == 1).all():
+            self.steps.append(self._step(np.maximum(1, -(-samples // (sequences * dp_first)))))
+            if (self.steps[-1].rounds == 1).all():
                 break
-        self._by_degree: dict[int, list[tuple[int, Ints]]] = {}
+        self._speeds: dict[tuple[ModelSpec, int], _Speed] = {}
+        self._works: dict[tuple[Task, bool], _Work] = {}
+        self._onces: dict[Task, tuple[Array, Array]] = {}
         self._ways: dict[Task, list[_Way]] = {}
         self._states: dict[Task, Array] = {}
         self._groups: dict[frozenset[Task], tuple[Array, Array]] = {}
+
+    def _step(self, rounds: Ints) -> _Step:
+        samples = self.ctx.workload.samples_per_step / rounds / self.dp
+        return _Step(
+            rounds=rounds,
+            tokens=samples * self.ctx.m.sequence,
+            held=np.maximum(self.ctx.m.longest, self.ctx.batch_tokens / (rounds * self.dp)),
+            flight=np.minimum(rounds, self.stages - self.parts.index),
+        )
 
     def group_s(self, tasks: tuple[Task, ...]) -> tuple[Array, Array]:
         """(seconds of scoring, of training) of a group on every shape; infinite where it does not fit."""
@@ -249,22 +293,20 @@ class Batch:
         out: Array = (whole - split) + split / self.tp
         return out
 
-    def _limit(self, task: Task, step: int, recompute: bool) -> Array:
+    def _limit(self, task: Task, step: _Step, recompute: bool) -> Array:
         """Bytes that models may hold on each device of a part while the task runs so; no limit where there is no part."""
-        ctx, p, rounds = self.ctx.of(task), self.parts, self.rounds[step]
+        ctx, p, held = self.ctx.of(task), self.parts, step.held
         model = ctx.model
-        tokens = np.maximum(ctx.m.longest, ctx.batch_tokens / (rounds * self.dp))
-        layer = self._activation(task) * tokens
-        border = model.hidden * model.dtype_bytes * tokens
-        logits = tokens * model.vocab * (model.dtype_bytes + 4) / self.tp * p.last
+        layer, border = self._activation(task), model.hidden * model.dtype_bytes  # of a token
+        logits = model.vocab * (model.dtype_bytes + 4) / self.tp * p.last
         if task not in TRAINING:
-            needed = layer + border + (logits if task == "reference" else 0.0)
+            needed = held * (layer + border + (logits if task == "reference" else 0.0))
         else:
-            flight = np.minimum(rounds, self.stages - p.index)
-            kept = p.layers * border * flight + layer if recompute else p.layers * layer * flight
-            needed = kept + (logits if task == "actor_training" else 0.0) + min(ctx.a.bucket_bytes, model.weight_bytes)
+            kept = p.layers * (border * 1.0 if recompute else layer) * step.flight + (layer if recompute else 0.0)
+            needed = held * (kept + (logits if task == "actor_training" else 0.0))
+            needed = needed + min(ctx.a.bucket_bytes, model.weight_bytes)
         room = self._column(
-            [k.memory_bytes * ctx.a.train_memory_share - ctx.a.overhead(k.memory_bytes) for k in self._kinds()]
+            [k.memory_bytes * ctx.a.train_memory_share - ctx.a.overhead(k.memory_bytes) for k in self.kinds]
         )
         return np.where(p.count > 0, room - needed, np.inf)
 
@@ -276,83 +318,105 @@ class Batch:
             self._ways[task] = []
             for recompute in (False, True) if task in TRAINING else (False,):
                 left = self.possible
-                for step in range(len(self.rounds)):
+                for i, step in enumerate(self.steps):
                     limit = self._limit(task, step, recompute)
                     left = left & (self._state(task) <= limit).all(axis=0)
                     if not left.any():
                         break
-                    time_s = np.full(self.size, np.inf)
-                    time_s[left] = self.take(left)._timed(task, step, recompute)
-                    more = self.rounds[step] > 1
+                    time_s = self._timed(task, i, recompute)
+                    more = step.rounds > 1
                     self._ways[task].append(_Way(recompute=recompute, limit=limit, time_s=time_s, more=more))
                     left = left & more
         return self._ways[task]
 
-    def take(self, at: Bools) -> "Batch":
-        """Some of the shapes."""
-        if at.all():
-            return self
-        out = copy.copy(self)
-        out.first = None if self.first is None else self.first.take(at)
-        out.second = self.second.take(at)
-        out.parts = Parts(**{n: getattr(self.parts, n)[..., at] for n in Parts.__dataclass_fields__})
-        out.possible, out.stages, out.crosses = self.possible[at], self.stages[at], self.crosses[at]
-        out.dp, out.tp = self.dp[:, at], self.tp[:, at]
-        out.rounds = [r[at] for r in self.rounds]
-        out.size = len(out.stages)
-        out._ways, out._states, out._groups, out._by_degree = {}, {}, {}, {}
-        return out
+    def _speed(self, ctx: Context, at: int) -> _Speed:
+        key = (ctx.model, at)
+        if key not in self._speeds:
+            step = self.steps[at]
+            links = (None if self.first is None else self.first.inner, self.link, self.second.inner)
+            crosses = [self._cross_s(ctx, step.rounds, x) if x is not None else np.zeros(self.size) for x in links]
+            borders = np.stack(crosses)
+            self._speeds[key] = _Speed(
+                per_flop=step.tokens / (train_rates(ctx, self.kinds, self.tp, step.tokens) * self.tp),
+                waits=(self.parts.waits * borders[:, None, :]).sum(axis=0),
+                borders=(self._border_counts() * borders).sum(axis=0),
+                most=borders.max(axis=0),
+                bridge=np.zeros(0) if self.bridge is None else self._cross_s(ctx, step.rounds, self.bridge),
+            )
+        return self._speeds[key]
 
-    def _timed(self, task: Task, step: int, recompute: bool) -> Array:
-        ctx, p, rounds = self.ctx.of(task), self.parts, self.rounds[step]
-        model, trains = ctx.model, task in TRAINING
-        layer_passes, head_passes = passes(ctx.workload, recompute, task)
-        samples = ctx.workload.samples_per_step / rounds / self.dp
-        tokens = samples * ctx.m.sequence
-        kinds = self._kinds()
-        rate = self._rate(ctx, tokens) * self.tp
-        attend = samples * ctx.m.sequence2 * layer_flops(model, 0, 1) / self._attention_rate(ctx, rate, trains)
-        hbm = self._column([hbm_rate(ctx, k) for k in kinds])
-        layer_s = (
-            layer_passes * (tokens * layer_flops(model, 1, 0) / rate + attend)
-            + 2 * layer_passes * tokens * self._activation(task) / hbm
-        )
-        hidden = tokens * model.hidden * model.dtype_bytes
-        over = layer_passes - (1 if trains else 0)
-        layer_s = layer_s + 2 * over * self._ring(self._links("local"), hidden, self.tp, 2)
-        busy = p.layers * layer_s + p.last * (head_passes * head_flops(model, 1) * tokens / rate)
-        busy = busy * self._skew()
-        busy = np.maximum(busy, layer_passes * p.layers * self._column([k.launch_s for k in kinds]))
-        params = self._stage_params(task)
-        size = params * model.dtype_bytes
-        shards = self.tp * (self.dp if ctx.trainer == "fsdp" else 1)
-        sync: Array = np.zeros(self.size)
-        if ctx.trainer == "fsdp":
-            busy = np.maximum(busy, (3 if trains else 1) * self._collective(size, 1))
-        elif trains:
-            sync = np.where(p.count > 0, self._collective(size, 2), 0.0).max(axis=0)
-        update: Array = np.zeros(self.size)
-        if trains:
-            moved = 2 * params * state_bytes_per_param(model) / shards / hbm
-            update = np.where(p.count > 0, moved, 0.0).max(axis=0)
-        crossings = layer_passes - (1 if recompute and trains else 0) - (1 if trains else 0)
-        borders = self._borders(ctx, rounds, crossings)
-        waits = (p.waits * borders[:, None, :]).sum(axis=0)
-        most = np.where(p.count > 0, busy + waits, 0.0).max(axis=0)
-        whole = (busy * p.count).sum(axis=0) + (self._border_counts() * borders).sum(axis=0)
-        out: Array = rounds * most + (whole - most) + sync + update
+    def _work(self, task: Task, recompute: bool) -> _Work:
+        if (task, recompute) not in self._works:
+            ctx, p = self.ctx.of(task), self.parts
+            model, trains = ctx.model, task in TRAINING
+            layer_passes, head_passes = passes(ctx.workload, recompute, task)
+            attention = layer_flops(model, 0, ctx.m.sequence2 / ctx.m.sequence)
+            attend = attention_seconds(ctx, self.kinds, self.tp, backward=trains)
+            # By curves, attention takes the same of every token, else it runs as fast as products do.
+            per_layer = layer_flops(model, 1, 0) + np.where(attend > 0, 0.0, attention)
+            flops = layer_passes * p.layers * per_layer + p.last * (head_passes * head_flops(model, 1))
+            hbm = self._column([hbm_rate(ctx, k) for k in self.kinds])
+            local = self._links("local")
+            over = layer_passes - (1 if trains else 0)
+            hidden = np.full(self.tp.shape, float(model.hidden * model.dtype_bytes))
+            latency = 2 * over * self._ring(local, hidden * 0, self.tp, 2)
+            moved = 2 * layer_passes * self._activation(task) / hbm + layer_passes * attention * attend
+            moved = moved + 2 * over * self._ring((local[0] * 0, local[1]), hidden, self.tp, 2)
+            floor = layer_passes * p.layers * self._column([k.launch_s for k in self.kinds])
+            if ctx.trainer == "fsdp":
+                size = self._stage_params(task) * model.dtype_bytes
+                floor = np.maximum(floor, (3 if trains else 1) * self._collective(size, 1))
+            skew = self._skew()
+            self._works[task, recompute] = _Work(
+                flops=flops * skew,
+                moved_s=p.layers * moved * skew,
+                latency_s=p.layers * latency * skew,
+                floor_s=floor,
+                crossings=layer_passes - (1 if recompute and trains else 0) - (1 if trains else 0),
+            )
+        return self._works[task, recompute]
+
+    def _once(self, task: Task) -> tuple[Array, Array]:
+        """(seconds of gradients over the network, of the optimiser) once a step."""
+        none = np.zeros(self.size)
+        if task not in TRAINING:
+            return none, none
+        if task not in self._onces:
+            ctx, p = self.ctx.of(task), self.parts
+            params, fsdp = self._stage_params(task), ctx.trainer == "fsdp"
+            sync = none
+            if not fsdp:
+                sync = np.where(p.count > 0, self._collective(params * ctx.model.dtype_bytes, 2), 0.0).max(axis=0)
+            hbm = self._column([hbm_rate(ctx, k) for k in self.kinds])
+            moved = 2 * params * state_bytes_per_param(ctx.model) / (self.tp * (self.dp if fsdp else 1)) / hbm
+            self._onces[task] = sync, np.where(p.count > 0, moved, 0.0).max(axis=0)
+        return self._onces[task]
+
+    def _timed(self, task: Task, at: int, recompute: bool) -> Array:
+        """Seconds of a task on every shape with one micro-batch size."""
+        ctx, p, step = self.ctx.of(task), self.parts, self.steps[at]
+        speed, work = self._speed(ctx, at), self._work(task, recompute)
+        sync, update = self._once(task)
+        busy = work.flops * speed.per_flop + work.moved_s * step.tokens + work.latency_s
+        busy = np.maximum(busy, work.floor_s)
+        there = p.count > 0
+        waiting = busy + work.crossings * speed.waits
+        most = np.where(there, waiting, 0.0).max(axis=0)
+        whole = (busy * p.count).sum(axis=0) + work.crossings * speed.borders
+        out: Array = step.rounds * most + (whole - most) + sync + update
         if self.bridge is None or not self.crosses.any():
             return out
-        cross = self._cross_s(ctx, rounds, crossings, self.bridge) - borders.max(axis=0)
-        at_border = np.maximum(most, np.where(p.count > 0, busy + waits, np.inf).min(axis=0) + np.maximum(cross, 0.0))
-        by_border = np.where(self.stages > 1, (rounds - 1) * (at_border - most) + np.maximum(cross, 0.0), np.inf)
-        return out + np.where(
-            self.crosses, np.minimum(by_border, self._spanned_s(size, most, rounds, sync, trains)), 0.0
-        )
+        cross = np.maximum(0.0, work.crossings * (speed.bridge - speed.most))
+        at_border = np.maximum(most, np.where(there, waiting, np.inf).min(axis=0) + cross)
+        by_border = np.where(self.stages > 1, (step.rounds - 1) * (at_border - most) + cross, np.inf)
+        size = self._stage_params(task) * ctx.model.dtype_bytes
+        spanned = self._spanned_s(size, most, step.rounds, sync, task in TRAINING)
+        return out + np.where(self.crosses, np.minimum(by_border, spanned), 0.0)
 
-    def _cross_s(self, ctx: Context, rounds: Ints, crossings: int, link: Link) -> Array:
+    def _cross_s(self, ctx: Context, rounds: Ints, link: Link) -> Array:
+        """Seconds of a micro-batch's activations over a link, once."""
         size = ctx.batch_tokens / rounds * ctx.model.hidden * ctx.model.dtype_bytes
-        return crossings * (link.latency_s + size / (link.bytes_per_s * ctx.a.link_efficiency))
+        return link.latency_s + size / (link.bytes_per_s * ctx.a.link_efficiency)
 
     def _spanned_s(self, size: Array, most: Array, rounds: Ints, sync: Array, trains: bool) -> Array:
         """Seconds more, at least, where the DP ranks of one stage lie on both sides of the bridge; infinite without any."""
@@ -382,43 +446,6 @@ class Batch:
         first = self.second.skew if self.first is None else self.first.skew
         return np.stack([first] * 4 + [self.second.skew] * 4)
 
-    def _rate(self, ctx: Context, tokens: Array) -> Array:
-        """`train_rate`."""
-        out = np.empty(tokens.shape)
-        for row, kind in enumerate(self._kinds()):
-            if ctx.rates.curves(kind) is not None:
-                if row % 4 == 0:  # the parts of a block have its kind and TP
-                    for tp, at in self._degrees(row):
-                        rate = ctx.rates.product_rate(kind, ctx.model, tp, tokens[row : row + 4, at])
-                        out[row : row + 4, at] = ctx.a.train_products * rate * kind.train_efficiency
-                continue
-            if kind.paced:
-                out[row] = kind.peak_flops * kind.train_efficiency
-                continue
-            width = np.minimum(ctx.model.hidden, ctx.model.intermediate / self.tp[row])
-            rows = np.maximum(tokens[row], 1.0)
-            curve = rows / (rows + ctx.a.gemm_half_tokens) * width / (width + ctx.a.gemm_half_width)
-            out[row] = kind.peak_flops * ctx.a.gemm_ceiling * curve * kind.train_efficiency
-        return out
-
-    def _attention_rate(self, ctx: Context, rate: Array, trains: bool) -> Array:
-        """`train_attention_rate` of the TP groups, `rate` (theirs for products) where there is none."""
-        out = rate.copy()
-        for row, kind in enumerate(self._kinds()):
-            if row % 4 == 0 and ctx.rates.curves(kind) is not None:
-                for tp, at in self._degrees(row):
-                    found = train_attention_rate(ctx, kind, tp, backward=trains)
-                    assert found is not None, "the kind has curves"
-                    out[row : row + 4, at] = found * tp
-        return out
-
-    def _degrees(self, row: int) -> list[tuple[int, Ints]]:
-        """(TP, shapes that have it) of the block that `row` is a part of."""
-        if row not in self._by_degree:
-            of = self.tp[row]
-            self._by_degree[row] = [(tp, np.flatnonzero(of == tp)) for tp in sorted(set(of.tolist()))]
-        return self._by_degree[row]
-
     def _links(self, name: str) -> tuple[Array, Array]:
         """(latency, bytes/s) of a link of each part's block; no link costs nothing."""
         rows: list[tuple[float, float]] = []
@@ -439,13 +466,6 @@ class Batch:
         inside = self._ring(self._links("local"), size / self.tp, -(-self.dp // nodes), times)
         across = np.where(nodes > 1, self._ring(self._links("remote"), size, nodes, times), 0.0)
         return np.where(self.dp > 1, inside + across, 0.0)
-
-    def _borders(self, ctx: Context, rounds: Ints, crossings: int) -> Array:
-        """Seconds a micro-batch takes over a border: in the first block, between the blocks, in the second."""
-        links = (None if self.first is None else self.first.inner, self.link, self.second.inner)
-        return np.stack(
-            [np.zeros(self.size) if link is None else self._cross_s(ctx, rounds, crossings, link) for link in links]
-        )
 
     def _border_counts(self) -> Array:
         na = np.zeros(self.size) if self.first is None else self.first.pp

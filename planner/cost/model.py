@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.calibration.records import Calibration
@@ -11,13 +12,16 @@ from planner.cost.context import context_of
 from planner.cost.decode import Level, ReplicaShape, concurrency_grid, replica_level
 from planner.cost.memory import replica_resident_bytes, running_limit, tp_divides
 from planner.cost.network import Place, best_link, spread_of
-from planner.cost.step import Group, Offer, Rules, make_offer, rules_of, solve_period, window_needed_s
+from planner.cost.step import Group, Offer, Rules, even_period, make_offer, rules_of, solve_period, window_needed_s
+from planner.cost.traffic import linked_egress_usd
 from planner.cost.training import StageShape, TrainerCost, TrainerShape, imbalance, train_cost
 from planner.cost.update import update_s
 from planner.plan import Placement, Plan, Prediction, Task
 from planner.problem import Problem
 from planner.record import record, replace
 from planner.workflow import phi, side_tasks, tasks_of
+
+_ELSEWHERE = "\0elsewhere"  # no machine is called so
 
 
 @record
@@ -142,7 +146,7 @@ class CostModel:
         if groups is None:
             return None
         train_s = side_s(c for _, c in sides)
-        solved = solve_period(train_s, [g for g, _ in groups], self.rules)
+        solved = (even_period if plan.even_shares else solve_period)(train_s, [g for g, _ in groups], self.rules)
         if solved is None:
             return None
         period_s, chosen = solved
@@ -167,9 +171,16 @@ class CostModel:
     ) -> list[tuple[Group, list[Placement]]] | None:
         """Replicas that offer the same, together."""
         found: dict[tuple[Offer, ...], list[Placement]] = {}
+        at_home = {p.node for p in trainer}
+        links: dict[tuple[Place, ...], Link] = {}
         for r in rollouts:
             shape = ReplicaShape(kind=r.kind, tp=r.tp, pp=r.pp)
-            link = best_link(self.problem.cluster, trainer, self.places_of(r.devices))
+            # Machines without a part of the trainer look alike to it but for their kind and region.
+            places = (p if p.node in at_home else replace(p, node=_ELSEWHERE) for p in self.places_of(r.devices))
+            looks = tuple(dict.fromkeys(places))
+            if looks not in links:
+                links[looks] = best_link(self.problem.cluster, trainer, looks)
+            link = links[looks]
             beside = max((resident[d] for d in r.devices if d in resident), default=0.0)
             offers = self.offers(shape, link, beside)
             if r.max_running is not None and offers:
@@ -194,24 +205,11 @@ class CostModel:
         total = 0.0
         for group, offer, replicas in rolled:
             running.append((offer, group.count))
-            tokens = rules.given_tokens(offer, period_s, train_s)
+            tokens = 1.0 if plan.even_shares else rules.given_tokens(offer, period_s, train_s)
             total += tokens * group.count
             for r in replicas:
                 given[r.devices[0]] = (offer, tokens)
-        rollout_s = window_needed_s(running, rules)
-        rate = rules.work_tokens / period_s
-        usd = self.usd_per_h(plan)
-        prediction = Prediction(
-            step_s=period_s,
-            train_s=train_s,
-            rollout_s=rollout_s,
-            update_s=max(o.transfer_s for o, _ in running),
-            tokens_per_s=rate,
-            usd_per_h=usd,
-            usd_per_mtok=None if usd is None else usd / 3600 / rate * 1e6,
-            staleness_mean=self._staleness(running, train_s, rollout_s),
-            score_s=phi(c.score_s for _, c in sides),
-        )
+        middle_s = statistics.median(o.level.tau_s for o, _ in given.values())
         placements = [replace(p, rate_tokens_per_s=rules.work_tokens / cost.train_s) for p, cost in sides]
         for p in plan.rollouts:
             offer, tokens = given[p.devices[0]]
@@ -221,10 +219,36 @@ class CostModel:
                     max_running=offer.level.running,
                     rate_tokens_per_s=offer.level.rate_tokens_per_s,
                     share=tokens / total if total > 0 else 0.0,
+                    strong=offer.level.tau_s <= middle_s * (1 + 1e-9),
                 )
             )
         actor = next(cost for p, cost in sides if "actor_training" in p.tasks)
-        return Scored(plan=Plan(placements=tuple(placements)), prediction=prediction, trainer=actor, sides=sides)
+        filled = replace(plan, placements=tuple(placements))
+        prediction = self._prediction(filled, running, period_s, sides)
+        return Scored(plan=filled, prediction=prediction, trainer=actor, sides=sides)
+
+    def _prediction(
+        self,
+        plan: Plan,
+        running: Sequence[tuple[Offer, int]],
+        period_s: float,
+        sides: Sequence[tuple[Placement, TrainerCost]],
+    ) -> Prediction:
+        train_s, rollout_s = side_s(c for _, c in sides), window_needed_s(running, self.rules)
+        usd, egress_usd = self.usd_per_h(plan), linked_egress_usd(self.problem, plan)
+        work = self.rules.work_tokens
+        return Prediction(
+            step_s=period_s,
+            train_s=train_s,
+            rollout_s=rollout_s,
+            update_s=max(o.transfer_s for o, _ in running),
+            tokens_per_s=work / period_s,
+            usd_per_h=usd,
+            usd_per_mtok=None if usd is None else (usd / 3600 * period_s + egress_usd) / work * 1e6,
+            egress_usd_per_step=egress_usd,
+            staleness_mean=self._staleness(running, train_s, rollout_s),
+            score_s=phi(c.score_s for _, c in sides),
+        )
 
     def _staleness(self, running: Sequence[tuple[Offer, int]], train_s: float, rollout_s: float) -> float:
         """Mean age of trained tokens in steps: C M_tail / B + rho while rollout is the slower side, else the bound."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from planner.cost.decode import Level
 from planner.cost.lengths import Moments
-from planner.record import record
+from planner.record import record, replace
 from planner.workload import Workload
 
 _ROUNDS = 200
@@ -150,6 +150,17 @@ def solve_period(
         high *= 2
     low, high = _bisect(low, high, lambda p: work(p) >= rules.work_tokens)
     return high, choice(high)
+
+
+def even_period(train_s: float, groups: Sequence[Group], rules: Rules) -> tuple[float, tuple[Offer | None, ...]] | None:
+    """`solve_period` where every replica does an equal part of the batch: the slowest paces, and all must run."""
+    count = sum(g.count for g in groups)
+    part = replace(rules, work_tokens=rules.work_tokens / count) if count else rules
+    alone = [solve_period(train_s, [replace(g, count=1, mandatory=True)], part) for g in groups]
+    if not alone or any(found is None for found in alone):
+        return None
+    period_s = max(found[0] for found in alone if found is not None)
+    return period_s, tuple(rules.best(g.offers, period_s, train_s) for g in groups)
 
 
 def window_needed_s(groups: Sequence[tuple[Offer, int]], rules: Rules) -> float:

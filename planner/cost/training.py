@@ -245,9 +245,13 @@ def _timed(ctx: Context, shape: TrainerShape, skew: Sequence[float], way: _Way) 
     trains = task in TRAINING
     times: list[float] = []
     sync = update = 0.0
+    one_layer_s: dict[tuple[str, int, int, Spread], float] = {}  # stages of a block are alike
     for i, stage in enumerate(shape.stages):
         kind, last = ctx.kind(stage.kind), i == n - 1
-        busy = stage.layers * layer_s(ctx, stage, share=share, recompute=recompute, task=task)
+        like = (stage.kind, stage.dp, stage.tp, stage.spread)
+        if like not in one_layer_s:
+            one_layer_s[like] = layer_s(ctx, stage, share=share, recompute=recompute, task=task)
+        busy = stage.layers * one_layer_s[like]
         busy = (busy + (head_s(ctx, stage, share=share, task=task) if last else 0.0)) * skew[i]
         busy = max(busy, passes(ctx.workload, recompute, task)[0] * stage.layers * kind.launch_s)
         params = stage_params(ctx.model, stage.layers, first=i == 0, last=last and task != "critic_training")

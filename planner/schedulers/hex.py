@@ -52,13 +52,13 @@ def _groups(search: Search, scan: SideScan) -> None:
     def to_beat_s() -> float:
         if search.halted():
             return float("-inf")
-        return float("inf") if search.best is None else search.best.prediction.step_s * (1 - _TIE)
+        return search.to_beat_s() * (1 - _TIE)
 
-    for _, cell in scan.ascending(to_beat_s):
+    for period_s, cell in scan.ascending(to_beat_s):
         best = search.best
         if best is not None and fruitless >= patience:
             return
-        plan_cell(search, scan, cell, small=small)
+        plan_cell(search, scan, cell, period_s, small=small)
         fruitless = 0 if search.best is not best or small else fruitless + 1
 
 
@@ -72,7 +72,7 @@ def _trainers(search: Search, scan: Scan) -> None:
     def to_beat_s() -> float:
         if search.halted():
             return float("-inf")
-        return float("inf") if search.best is None else search.best.prediction.step_s * (1 - _TIE)
+        return search.to_beat_s() * (1 - _TIE)
 
     def cells() -> Iterator[Cell]:
         # Where the order cannot be proven in time, what is likely comes next.
@@ -110,8 +110,7 @@ def _plan_cell(search: Search, scan: Scan, cell: Cell) -> None:
 
 def _plan(search: Search, classes: Sequence[DeviceClass], trainer: Trainer | LaidOut) -> None:
     """The best replicas on the devices a trainer leaves."""
-    best = search.best
-    if best is not None and trainer.cost.train_s > best.prediction.step_s * (1 + _TIE):
+    if trainer.cost.train_s > search.to_beat_s() * (1 + _TIE):
         return
     rollout = best_rollout(
         search.cost,
@@ -121,7 +120,7 @@ def _plan(search: Search, classes: Sequence[DeviceClass], trainer: Trainer | Lai
         train_s=trainer.cost.train_s,
         mip_seconds=search.budget.mip_seconds,
     )
-    if rollout is None or (best is not None and rollout.period_s > best.prediction.step_s * (1 + _TIE)):
+    if rollout is None or rollout.period_s > search.to_beat_s() * (1 + _TIE):
         search.evaluations += 1
         return
     search.offer(materialise(classes, trainer.stages, rollout.replicas, search.problem.in_force))

@@ -6,9 +6,9 @@ co-location also on the devices of the groups. Then the groups are costed beside
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from planner.cost.memory import replica_resident_bytes, task_state_bytes
+from planner.cost.memory import replica_resident_bytes
 from planner.cost.model import side_s
 from planner.cost.training import TrainerCost
 from planner.placing import GroupLayout, StageLayout, materialise_groups
@@ -38,58 +38,86 @@ class _Group:
     shared: tuple[str, ...]  # kinds whose devices replicas may share
 
 
-def plan_cell(search: Search, scan: SideScan, cell: SideCell, *, small: bool) -> None:
-    """Offer the plans of a cell; all of its ways where the fleet is small, else the fastest."""
-    used, besides = scan.in_order(cell.used), _beside(scan)
-    ways: Iterator[Way] = scan.sides.ways(used, _to_beat_s(search))
-    if not small:
-        ways = iter(sorted(itertools.islice(ways, _SEEN), key=lambda w: w.side_s)[:_WAYS])
-    for way in ways:
-        if search.halted():
-            return
-        if way.side_s < _to_beat_s(search):
-            for beside in besides:
-                for shares in _shares(way, beside, small=small):
-                    for groups in _laid_out(scan, way, shares, small=small):
-                        if search.halted():
-                            return
-                        _offer(search, scan, groups, beside)
+def plan_cell(search: Search, scan: SideScan, cell: SideCell, period_s: float, *, small: bool) -> None:
+    """Offer the plans of a cell of that relaxed period; all of its ways where the fleet is small, else the fastest."""
+    ways: Iterator[Way] = scan.sides.ways(scan.in_order(cell.used), scan.in_order(cell.actor), _to_beat_s(search))
+    if small:
+        for way in ways:
+            for beside in _besides(scan):
+                for shares in _shares(way, beside):
+                    _plan_way(search, scan, way, shares, dict.fromkeys(scan.kinds, beside), small=True)
+        return
+    # In sync modes generation comes on top, and takes at least what it would with the memory of all devices to itself.
+    window_s = period_s - cell.side_s if scan.shared else 0.0
+    for way in sorted(itertools.islice(ways, _SEEN), key=lambda w: w.side_s)[:_WAYS]:
+        _plan_levels(search, scan, way, window_s)
+
+
+def _plan_levels(search: Search, scan: SideScan, way: Way, window_s: float) -> None:
+    """Offer the plans of a way: replicas hold the same beside every kind at first; then, from what was best so, kind by kind."""
+    kinds = tuple(dict.fromkeys(b.kind for blocks in way.blocks for b in blocks))
+    besides = _besides(scan)
+    todo = [dict.fromkeys(kinds, beside) for beside in besides]
+    tried: list[dict[str, float]] = []
+    while todo:
+        better: dict[str, float] | None = None
+        for levels in todo:
+            if search.halted():
+                return
+            tried.append(levels)
+            shares = tuple(tuple(levels[b.kind] for b in blocks) for blocks in way.blocks)
+            best = search.best
+            if _least_s(scan, way, shares) + window_s < _to_beat_s(search):
+                _plan_way(search, scan, way, shares, levels, small=False)
+            if search.best is not best:
+                better = levels
+        near = [better | {k: beside} for k in kinds for beside in besides] if better and scan.shared else []
+        todo = [levels for levels in near if levels not in tried]
+
+
+def _plan_way(
+    search: Search,
+    scan: SideScan,
+    way: Way,
+    shares: tuple[tuple[float, ...], ...],
+    beside: Mapping[str, float],
+    *,
+    small: bool,
+) -> None:
+    """Offer the layouts of a way."""
+    if way.side_s < _to_beat_s(search):
+        for groups in _laid_out(scan, way, shares, small=small):
+            if search.halted():
+                return
+            _offer(search, scan, groups, beside)
+
+
+def _least_s(scan: SideScan, way: Way, shares: tuple[tuple[float, ...], ...]) -> float:
+    """Seconds of a way at best beside replicas that hold that much; infinite where it does not fit."""
+    if not any(itertools.chain(*shares)):
+        return way.side_s
+    parts = zip(way.blocks, way.tasks, shares, strict=True)
+    costs = [scan.sides.relaxed.group(blocks, tasks, beside) for blocks, tasks, beside in parts]
+    return side_s(c for c in costs if c is not None) if all(costs) else float("inf")
 
 
 def _to_beat_s(search: Search) -> float:
-    return float("inf") if search.best is None else search.best.prediction.step_s * (1 + _TIE)
+    return search.to_beat_s() * (1 + _TIE)
 
 
-def _beside(scan: SideScan) -> tuple[float, ...]:
-    """What replicas may hold on the devices of groups: nothing (they are elsewhere), or as much as some shape holds."""
+def _besides(scan: SideScan) -> tuple[float, ...]:
+    """What replicas may hold on the devices of groups: as much as some shape holds, or nothing (they are elsewhere)."""
     if not scan.shared:
         return (0.0,)
-    cost, devices = scan.cost, sum(c.size for c in scan.classes)
-    shapes = [s for k in scan.kinds for s in replica_shapes(cost, scan.classes, k)]
-    resident = {s: replica_resident_bytes(cost.context, s.tp, s.pp) for s in shapes}
-    model = cost.problem.model
-    # What generates most if the models of the other tasks lay evenly on all devices comes first, elsewhere (0) last.
-    held = sum(
-        task_state_bytes(cost.context, t, cost.side_tasks, layers=model.layers, tp=1, dp=1, first=True, last=True)
-        for t in cost.side_tasks
-    )
-    link = scan.columns.cost.problem.cluster.same_kind.bulk()
-
-    def rate(most: float) -> float:
-        total = 0.0
-        for c in scan.classes:
-            mine = [s for s in shapes if s.kind == c.place.kind and resident[s] <= most]
-            offers = ((s, cost.offers(s, link, held / devices)) for s in mine)
-            total += max((o[0].level.rate_tokens_per_s / s.devices for s, o in offers if o), default=0.0) * c.size
-        return total
-
-    return (*sorted(set(resident.values()), key=lambda r: -rate(r)), 0.0)
+    cost = scan.cost
+    shapes = {s for k in scan.kinds for s in replica_shapes(cost, scan.classes, k)}
+    return (*sorted({replica_resident_bytes(cost.context, s.tp, s.pp) for s in shapes}), 0.0)
 
 
-def _shares(way: Way, beside: float, *, small: bool) -> Iterator[tuple[tuple[float, ...], ...]]:
-    """By group and block, what replicas may hold on its devices: the same everywhere; on a small fleet also on some blocks
-    only, where the others need the memory themselves."""
-    if not beside or not small:
+def _shares(way: Way, beside: float) -> Iterator[tuple[tuple[float, ...], ...]]:
+    """By group and block, what replicas may hold on its devices: the same everywhere, or on some blocks only, where the others
+    need the memory themselves."""
+    if not beside:
         yield tuple((beside,) * len(blocks) for blocks in way.blocks)
         return
     for flat in itertools.product((beside, 0.0), repeat=sum(len(blocks) for blocks in way.blocks)):
@@ -138,13 +166,14 @@ def _group(
             yield _Group(tasks=tasks, stages=two.stages, cost=two.cost, used=two.used, shared=shared)
 
 
-def _offer(search: Search, scan: SideScan, groups: tuple[_Group, ...], beside: float) -> None:
-    """The best replicas beside these groups."""
+def _offer(search: Search, scan: SideScan, groups: tuple[_Group, ...], beside: Mapping[str, float]) -> None:
+    """The best replicas beside these groups, that hold no more than `beside` by kind on their devices."""
     train_s = side_s(g.cost for g in groups)
     if train_s > _to_beat_s(search):
         return
     # Levels of sharing: the groups in the order of what their models hold.
-    ordered = sorted(groups, key=lambda g: max(g.cost.resident_bytes)) if beside else list(groups)
+    shares = any(beside.values())
+    ordered = sorted(groups, key=lambda g: max(g.cost.resident_bytes)) if shares else list(groups)
     classes = scan.classes
     counts = [c.size - sum(g.used[i] for g in groups) for i, c in enumerate(classes)]
     shared = [
@@ -159,7 +188,7 @@ def _offer(search: Search, scan: SideScan, groups: tuple[_Group, ...], beside: f
         trainer=tuple(classes[i].place for i, n in enumerate(actor.used) if n),
         train_s=train_s,
         mip_seconds=search.budget.mip_seconds,
-        shared=shared if beside else (),
+        shared=shared if shares else (),
         most_resident_bytes=beside,
     )
     if rollout is None or rollout.period_s > _to_beat_s(search):

@@ -76,14 +76,16 @@ def test_nothing_that_fits_is_dropped(p: Problem) -> None:
 @given(larger(), st.data())
 def test_the_best_way_is_the_least_of_all_ways(p: Problem, data: st.DataObject) -> None:
     sides = Sides(Columns(CostModel(p)), device_classes(p))
-    used, low = sides.cells()
+    used, actors, low = sides.cells()
     if not len(used):
         return
     at = data.draw(st.integers(0, len(used) - 1))
     cell = tuple(int(x) for x in used[at])
-    best = sides.best(cell, math.inf)
-    every = list(itertools.islice(sides.ways(cell, math.inf), 500))
+    actor = tuple(bool(x) for x in actors[at])
+    best = sides.best(cell, actor, math.inf)
+    every = list(itertools.islice(sides.ways(cell, actor, math.inf), 500))
     assert best is not None
+    assert {b.kind for b in best.blocks[0]} == {k for k, takes in zip(sides.kinds, actor, strict=True) if takes}
     assert best.side_s == pytest.approx(min(w.side_s for w in every))
     assert low[at] <= best.side_s * (1 + 1e-12)
     costs = [sides.relaxed.group(b, g) for b, g in zip(best.blocks, best.tasks, strict=True)]

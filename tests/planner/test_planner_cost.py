@@ -15,7 +15,7 @@ from planner.cost.decode import Level, ReplicaShape, concurrency_grid, decode_st
 from planner.cost.lengths import expected_max, moments, quantiles
 from planner.cost.memory import replica_kv_bytes_per_token, replica_kv_capacity_bytes
 from planner.cost.network import Place, Spread, best_link, ring_s, spread_collective_s, spread_of
-from planner.cost.step import Group, Offer, Rules, solve_period, window_needed_s
+from planner.cost.step import Group, Offer, Rules, even_period, solve_period, window_needed_s
 from planner.cost.training import StageShape, TrainerShape, assign_sequences, passes, split_layers, train_cost
 from planner.cost.update import update_s
 from planner.model import ModelSpec
@@ -281,6 +281,22 @@ rules = st.builds(
     reward_s=st.sampled_from([0.0, 1.0]),
     pause_all=st.booleans(),
 )
+
+
+def test_equal_parts_are_paced_by_the_slowest() -> None:
+    """300 tokens on replicas of 100 and 50 tokens/s: 2 s by speed, 3 s where each does 150."""
+    fast, slow = (
+        Offer(level=Level(running=1, rate_tokens_per_s=r, tau_s=0.1, recompute_s=0.0), pause_s=0.0, transfer_s=0.0)
+        for r in (100.0, 50.0)
+    )
+    r = Rules(work_tokens=300.0, sync=True, eta=0, tail_group=1.0, tail_batch=1.0, reward_s=0.0, pause_all=False)
+    fleet = [Group(offers=(o,), mandatory=True) for o in (fast, slow)]
+    by_speed, even = solve_period(1.0, fleet, r), even_period(1.0, fleet, r)
+    assert by_speed is not None
+    assert even is not None
+    assert by_speed[0] == pytest.approx(3.0)  # training takes 1 s of it
+    assert even[0] == pytest.approx(4.0)
+    assert even_period(1.0, [], r) is None
 
 
 @given(st.floats(0.01, 100), st.lists(groups, min_size=1, max_size=3), rules)

@@ -127,3 +127,15 @@ def test_the_runner_up_says_what_costs_it_the_time() -> None:
     assert isinstance(found, Feasible)
     [line] = [x for x in found.explanation.lines if x.startswith("next best")]
     assert "slower: its training takes" in line or "slower: its rollout takes" in line
+
+
+def test_long_samples_go_to_the_replicas_with_the_shorter_token_time() -> None:
+    """One card trains; of the others the one with four times the memory bandwidth takes the long samples."""
+    fleet = cluster(("compute", "a"), ("compute", "a"), ("bandwidth", "b"), kinds=(COMPUTE, BANDWIDTH))
+    pins = tuple(
+        Override(device=d, kind="pin", role=r) for d, r in (("d0", "train"), ("d1", "rollout"), ("d2", "rollout"))
+    )
+    found = solve(problem(fleet, overrides=pins))
+    assert isinstance(found, Feasible)
+    assert {r.kind: r.strong for r in found.plan.rollouts} == {"compute": False, "bandwidth": True}
+    assert "long samples go first to the replicas on 1 x bandwidth" in found.explanation.lines

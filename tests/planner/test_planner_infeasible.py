@@ -234,3 +234,13 @@ def test_an_empty_cluster_is_called_empty() -> None:
     found = solve(problem(cluster(kinds=(kind("k"),))))
     assert isinstance(found, Infeasible)
     assert found.message == "devices: the cluster has no device"
+
+
+def test_sequences_that_no_memory_holds_are_blamed_on_memory() -> None:
+    """10^18 tokens: lifting any limit, all of them even, would not help."""
+    for name in ("prompt", "response"):
+        endless = Lengths(mean_tokens=1e18, max_tokens=10**18)
+        found = solve(problem(workload=workload(**{name: endless})))
+        assert isinstance(found, Infeasible)
+        assert [c.limit for c in found.conflicts] == ["memory"]
+        assert "token" in found.message

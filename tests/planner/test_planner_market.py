@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from fleets import cluster, kind, problem, problems, workload
+from fleets import BANDWIDTH, COMPUTE, cluster, kind, problem, problems, workload
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from markets import CARDS, markets
@@ -13,8 +13,9 @@ from markets import CARDS, markets
 from planner import Budget, Feasible, Infeasible, Problem, solve, violations
 from planner.bound import upper_bound
 from planner.cost import CostModel
+from planner.cost.traffic import bytes_between_regions, linked_egress_usd
 from planner.desk import RentalDesk, rent
-from planner.egress import bill, bytes_between_regions, egress_usd_per_step
+from planner.egress import bill, egress_usd_per_step
 from planner.errors import InvalidInput
 from planner.fluid import Fluid, device_rates
 from planner.frontier import frontier
@@ -268,6 +269,25 @@ def test_egress_by_hand() -> None:
     usd = (weights + 25_600) / 1e9 * 0.02 + 204_800 / 1e9 * 0.5
     assert egress_usd_per_step(both, found.plan, two) == pytest.approx(usd)
     assert egress_usd_per_step(both, found.plan, replace(two, egress=two.egress[:1])) is None
+
+
+def test_egress_of_the_links_is_in_dollars_per_token() -> None:
+    """Weights, prompts and samples between two regions over a link of $0.02 a GB."""
+    fleet = cluster(("compute", "a"), ("bandwidth", "b"), kinds=(COMPUTE, BANDWIDTH))
+    east, west = fleet.devices
+    fleet = replace(fleet, devices=(replace(east, region="east"), replace(west, region="west")))
+    priced = replace(fleet, cross_region=replace(fleet.cross_region, egress_usd_per_gb=0.02))
+    pins = (Override(device="d0", kind="pin", role="train"),)
+    free, paid = (solve(problem(c, overrides=pins)) for c in (fleet, priced))
+    assert isinstance(free, Feasible)
+    assert isinstance(paid, Feasible)
+    p = problem(priced)
+    usd = (p.model.params * 2 + 64 * 100 * 4 + 64 * 400 * 8) / 1e9 * 0.02
+    assert linked_egress_usd(p, paid.plan) == pytest.approx(usd)
+    assert paid.prediction.egress_usd_per_step == pytest.approx(usd)
+    assert free.prediction.egress_usd_per_step == 0.0
+    assert free.prediction.usd_per_mtok is not None
+    assert paid.prediction.usd_per_mtok == pytest.approx(free.prediction.usd_per_mtok + usd / (64 * 400) * 1e6)
 
 
 def test_a_bill_by_hand() -> None:

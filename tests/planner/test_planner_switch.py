@@ -3,6 +3,7 @@
 import pytest
 from fleets import BANDWIDTH, COMPUTE, cluster, problem, problems
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from planner import Budget, Feasible, Problem, solve
 from planner.cost import CostModel, Scored
@@ -69,3 +70,24 @@ def test_an_endless_switch_keeps_the_plan_in_force_and_none_changes_nothing(p: P
     assert isinstance(kept, Feasible)
     assert all(first.plan.role_of(d.id) == kept.plan.role_of(d.id) for d in p.cluster.devices)
     assert solve(replace(at, switch_s=0.0), scheduler="hex") == solve(at, scheduler="hex")
+
+
+@settings(max_examples=25)
+@given(problems(most=4, least=3), st.floats(1.0, 3000.0))
+def test_hex_is_never_worse_net_of_its_switches(p: Problem, switch_s: float) -> None:
+    """Neither than staying where it is, nor than the fastest plan of all with its switches charged."""
+    other = solve(replace(p, workload=replace(p.workload, prompts_per_step=2)), scheduler="random")
+    assume(isinstance(other, Feasible))
+    assert isinstance(other, Feasible)
+    at = replace(p, in_force=other.plan, switch_s=switch_s)
+    fastest, found = solve(replace(at, switch_s=0.0)), solve(at)
+    assume(isinstance(found, Feasible))
+    assert isinstance(found, Feasible)
+    assert isinstance(fastest, Feasible)
+    search = Search(CostModel(at), Budget())
+
+    def net(plan: Plan) -> float:
+        scored = search.cost.evaluate(plan)
+        return 0.0 if scored is None else search.net_tokens_per_s(scored)
+
+    assert net(found.plan) >= max(net(other.plan), net(fastest.plan)) * (1 - 1e-9)

@@ -9,7 +9,7 @@ Replicas inside machines share nothing but their machine, so each type of machin
 a table over its devices; the MILP is for replicas that span machines.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pulp
@@ -71,19 +71,21 @@ def best_rollout(
     train_s: float,
     mip_seconds: float,
     shared: Sequence[Sequence[tuple[float, int]]] = (),
-    most_resident_bytes: float = float("inf"),
+    most_resident_bytes: Mapping[str, float] | None = None,
 ) -> Rollout | None:
     """The replicas on `counts` devices of each class that give the shortest period beside that trainer.
 
     `shared`: by class, for each group of other tasks in the order of what their models hold, (bytes held on a device,
     devices that replicas may share with it); without it, replicas are on free devices only. Replicas that share may
-    themselves hold `most_resident_bytes`, KV apart.
+    themselves hold `most_resident_bytes` by kind, KV apart.
     """
+    most = most_resident_bytes or {}
     types = _types(cost, classes, counts, trainer, shared)
     columns = [
         c
         for c in _columns(cost, classes, types)
-        if not c.level or replica_resident_bytes(cost.context, c.shape.tp, c.shape.pp) <= most_resident_bytes
+        if not c.level
+        or replica_resident_bytes(cost.context, c.shape.tp, c.shape.pp) <= most.get(c.shape.kind, float("inf"))
     ]
     if not columns:
         return None

@@ -14,7 +14,7 @@ from planner.cost.training import split_layers
 from planner.judge import violations
 from planner.placing import GroupLayout, ReplicaLayout, StageLayout, materialise_groups
 from planner.plan import Plan
-from planner.record import record
+from planner.record import record, replace
 from planner.search import Search
 from planner.space import BlockShape, device_classes, replica_shapes, role_limits, tp_degrees
 
@@ -30,10 +30,10 @@ class Pools:
 
 
 class Uniform:
-    """The uniform plans of one problem."""
+    """The uniform plans of one problem; `even`: every replica gets an equal part of the samples."""
 
-    def __init__(self, search: Search) -> None:
-        self.search, self.cost = search, search.cost
+    def __init__(self, search: Search, *, even: bool = False) -> None:
+        self.search, self.cost, self.even = search, search.cost, even
         self.problem = search.problem
         self.classes = device_classes(self.problem)
         self.columns = Columns(search.cost)
@@ -88,7 +88,8 @@ class Uniform:
 
     def offer(self, group: GroupLayout, replicas: Sequence[ReplicaLayout]) -> Scored | None:
         """Offer that plan if the judge accepts it."""
-        return offer_valid(self.search, materialise_groups(self.classes, (group,), replicas, self.problem.in_force))
+        plan = materialise_groups(self.classes, (group,), replicas, self.problem.in_force)
+        return offer_valid(self.search, replace(plan, even_shares=self.even))
 
     def trainers(self, counts: Sequence[int]) -> Iterator[GroupLayout]:
         """Every uniform way to train on those devices: all kinds that may train together, else fewer where none fits."""

@@ -10,8 +10,9 @@ In sync modes where the problem lets generation share devices, everything runs o
 cut once, as listed: the published equal halves first, then a grid of eighths (what a user who follows that advice would
 find), and the best counts. TP, PP and DP are the best uniform ones by the cost model, as by a patient user.
 
-Deviations. verl gives every rollout worker an equal share of a synchronous batch, so the slowest paces; our cost model gives
-replicas shares by their speed, which flatters it on mixed fleets. A trainer of more kinds than the plan space allows
+In sync modes every rollout worker gets an equal part of the batch (verl splits it so), and the slowest paces.
+
+Deviations. A trainer of more kinds than the plan space allows
 uses the kinds with most devices. Offloading, which lets models take turns in memory, is not modelled for training tasks:
 models of the group lie side by side.
 """
@@ -24,7 +25,7 @@ _EIGHTHS = (4, 3, 5, 2, 6, 1, 7)
 
 def verl(search: Search) -> None:
     """Offer the co-located plans where that is allowed, else those of a grid of splits."""
-    uniform = Uniform(search)
+    uniform = Uniform(search, even=search.cost.rules.sync)
     if search.cost.shares_devices:
         _colocated(search, uniform)
         if search.best is not None:
