@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.cluster import DeviceKind, Link
+from planner.cost.batch_rates import attention_seconds, train_rates
 from planner.cost.context import Context
-from planner.cost.flops import hbm_rate, head_flops, layer_flops, train_attention_rate
+from planner.cost.flops import hbm_rate, head_flops, layer_flops
 from planner.cost.memory import activation_bytes_per_token, state_bytes_per_param
 from planner.cost.parts import PARTS, Array, Block, Bools, Hop, Ints, divided, parts_of
 from planner.cost.training import MICRO_SEQUENCES, passes
@@ -95,7 +96,6 @@ class Batch:
         self._speeds: dict[tuple[ModelSpec, int], _Speed] = {}
         self._works: dict[tuple[Task, bool], _Work] = {}
         self._onces: dict[Task, tuple[Array, Array]] = {}
-        self._by_degree: dict[int, list[tuple[int, Ints]]] = {}
         self._ways: dict[Task, list[_Way]] = {}
         self._states: dict[Task, Array] = {}
         self._groups: dict[frozenset[Task], tuple[Array, Array]] = {}
@@ -229,7 +229,7 @@ class Batch:
             crosses = [self._cross_s(ctx, step.rounds, x) if x is not None else np.zeros(self.size) for x in links]
             borders = np.stack(crosses)
             self._speeds[key] = _Speed(
-                per_flop=step.tokens / (self._rate(ctx, step.tokens) * self.tp),
+                per_flop=step.tokens / (train_rates(ctx, self.kinds, self.tp, step.tokens) * self.tp),
                 waits=(self.parts.waits * borders[:, None, :]).sum(axis=0),
                 borders=(self._border_counts() * borders).sum(axis=0),
                 most=borders.max(axis=0),
@@ -242,7 +242,10 @@ class Batch:
             ctx, p = self.ctx.of(task), self.parts
             model, trains = ctx.model, task in TRAINING
             layer_passes, head_passes = passes(ctx.workload, recompute, task)
-            attend, attend_s = layer_flops(model, 0, ctx.m.sequence2 / ctx.m.sequence), self._attention_s(ctx, trains)
+            attend, attend_s = (
+                layer_flops(model, 0, ctx.m.sequence2 / ctx.m.sequence),
+                attention_seconds(ctx, self.kinds, self.tp, backward=trains),
+            )
             per_layer = layer_flops(model, 1, 0) + np.where(attend_s == 0, attend, 0.0)
             flops = layer_passes * p.layers * per_layer + p.last * (head_passes * head_flops(model, 1))
             hbm = self._column([hbm_rate(ctx, k) for k in self.kinds])
@@ -340,43 +343,6 @@ class Batch:
         first = self.second.skew if self.first is None else self.first.skew
         return np.stack([first] * 4 + [self.second.skew] * 4)
 
-    def _rate(self, ctx: Context, tokens: Array) -> Array:
-        """`train_rate`."""
-        out = np.empty(tokens.shape)
-        for row, kind in enumerate(self.kinds):
-            if ctx.rates.curves(kind) is not None:
-                if row % 4 == 0:  # the parts of a block have its kind and TP
-                    for tp, at in self._degrees(row):
-                        rate = ctx.rates.product_rate(kind, ctx.model, tp, tokens[row : row + 4, at])
-                        out[row : row + 4, at] = ctx.a.train_products * rate * kind.train_efficiency
-                continue
-            if kind.paced:
-                out[row] = kind.peak_flops * kind.train_efficiency
-                continue
-            width = np.minimum(ctx.model.hidden, ctx.model.intermediate / self.tp[row])
-            rows = np.maximum(tokens[row], 1.0)
-            curve = rows / (rows + ctx.a.gemm_half_tokens) * width / (width + ctx.a.gemm_half_width)
-            out[row] = kind.peak_flops * ctx.a.gemm_ceiling * curve * kind.train_efficiency
-        return out
-
-    def _attention_s(self, ctx: Context, trains: bool) -> Array:
-        """Seconds of a FLOP of attention by `train_attention_rate`; 0 where attention runs as fast as products do."""
-        out = np.zeros(self.tp.shape)
-        for row, kind in enumerate(self.kinds):
-            if row % 4 == 0 and ctx.rates.curves(kind) is not None:
-                for tp, at in self._degrees(row):
-                    found = train_attention_rate(ctx, kind, tp, backward=trains)
-                    assert found is not None, "the kind has curves"
-                    out[row : row + 4, at] = 1 / (found * tp)
-        return out
-
-    def _degrees(self, row: int) -> list[tuple[int, Ints]]:
-        """(TP, shapes that have it) of the block that `row` is a part of."""
-        if row not in self._by_degree:
-            of = self.tp[row]
-            self._by_degree[row] = [(tp, np.flatnonzero(of == tp)) for tp in sorted(set(of.tolist()))]
-        return self._by_degree[row]
-
     def _links(self, name: str) -> tuple[Array, Array]:
         """(latency, bytes/s) of a link of each part's block; no link costs nothing."""
         rows: list[tuple[float, float]] = []
@@ -410,4 +376,5 @@ def _second(waiting: Array, count: Ints) -> Array:
     least = waiting[lowest, columns]
     others = waiting.copy()
     others[lowest, columns] = np.inf
-    return np.where(count[lowest, columns] > 1, least, others.min(axis=0))
+    out: Array = np.where(count[lowest, columns] > 1, least, others.min(axis=0))
+    return out

@@ -14,6 +14,7 @@ from planner.calibration import (
     Calibration,
     CollectivePoint,
     DecodePoint,
+    EngineRate,
     GemmPoint,
     KindTables,
     PrefillPoint,
@@ -242,6 +243,22 @@ def test_the_cost_model_prefers_the_users_points() -> None:
     assert given_ < before / 4
     other = CostModel(replace(p, calibration=_tables("H200", gemm=slow))).level(shape, 16).rate_tokens_per_s
     assert other == before
+
+
+def test_a_measured_engine_rate_comes_out_at_its_shape_and_model_only() -> None:
+    p = problem(fleet("H100"), model=SEVEN)
+    context_tokens = round(context_of(p).m.context)
+    point = EngineRate(
+        phase="decode", model="7B", params=SEVEN.params, tp=1, running=32, context=context_tokens, tokens_per_s=1234.0
+    )
+    plain = context_of(p)
+    ctx = context_of(p, None, _tables("H100", engine=(point,)))
+    assert decode_step_s(ctx, ReplicaShape(kind="H100", tp=1), 32) == pytest.approx(32 / 1234, rel=1e-3)
+    for other in (ReplicaShape(kind="H100", tp=2), ReplicaShape(kind="H100", tp=1, pp=2)):
+        assert decode_step_s(ctx, other, 32) == decode_step_s(plain, other, 32)
+    smaller = replace(ctx, model=replace(SEVEN, layers=14))
+    shape = ReplicaShape(kind="H100", tp=1)
+    assert decode_step_s(smaller, shape, 32) == decode_step_s(replace(plain, model=smaller.model), shape, 32)
 
 
 def shipped_s(m: int, n: int) -> float:
