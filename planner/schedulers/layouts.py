@@ -17,7 +17,8 @@ from planner.placing import StageLayout
 from planner.plan import Task
 from planner.pools import region_link
 from planner.record import record, replace
-from planner.space import BlockShape, DeviceClass
+from planner.schedulers.mixed import mixed_stage
+from planner.space import BlockShape, DeviceClass, is_mixed
 
 _SMALL = 8  # devices
 _WAYS, _LARGE_WAYS = 48, 4  # ways to lay out counts of devices that are tried, on small fleets and on larger ones
@@ -137,6 +138,9 @@ def _costed(
     group: tuple[tuple[Task, ...], Sequence[float]],
 ) -> LaidOut | None:
     tasks, beside_bytes = group
+    if is_mixed(blocks):
+        mixed = mixed_stage(columns, classes, blocks, stages, tasks=tasks, beside_bytes=beside_bytes)
+        return None if mixed is None else LaidOut(stages=mixed.stages, cost=mixed.cost, used=mixed.used)
     beside = [held for b, held in zip(blocks, beside_bytes or (0.0,) * len(blocks), strict=True) for _ in range(b.pp)]
     cluster = columns.cost.problem.cluster
     places = [tuple(classes[i].place for i in dict.fromkeys(ix)) for ix in stages]

@@ -1,0 +1,265 @@
+"""Trainers of one stage whose DP ranks are of two kinds: the boxes of the scan, bounded as arrays, and single ones.
+
+Such a trainer is a pair of lanes of one stage and of one TP degree, with a number of ranks of each. A box is a range of both
+numbers (columns as in `planner.trainers`). A rank's share of the tokens falls with more ranks of either kind, so a box takes at
+least as long as the work of its upper ends, the collectives of its lower ends, and a straggler with the longest sequence.
+"""
+
+import itertools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cluster import Link
+from planner.columns import Columns
+from planner.cost.flops import hbm_rate
+from planner.cost.memory import (
+    stage_fits,
+    stage_params,
+    state_bytes_per_param,
+    task_state_bytes,
+    task_working_bytes,
+)
+from planner.cost.model import CostModel
+from planner.cost.network import Spread, best_of, local_link, ring_s
+from planner.cost.ranks import MixedShape, RankShape, rank_weight, shares_by_compute
+from planner.cost.training import StageShape, head_s, layer_s
+from planner.lanes import Lanes, ring_at_least_s
+from planner.plan import Task
+from planner.pools import Pools
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+NEVER = np.iinfo(np.int64).max // 4  # ranks that no fleet has
+
+
+class RankTables:
+    """What ranks of one kind and TP degree take, as plain numbers."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.cost, self.tasks = columns.cost, columns.tasks
+        self.model = columns.cost.problem.model
+        self._fewest: dict[tuple[str, int, bool], int] = {}
+
+    def work_s(self, kind: str, tp: int, share: float, *, recompute: bool) -> float:
+        """Seconds of all tasks on a rank that takes `share` of the batch in one micro-batch; more of them take no less."""
+        ctx = self.cost.context
+        local = Spread(nodes=1, local=local_link(ctx.cluster, ctx.kind(kind)))
+        stage = StageShape(kind=kind, dp=1, tp=tp, layers=self.model.layers, spread=local)
+        return sum(
+            self.model.layers * layer_s(ctx, stage, share=share, recompute=recompute, task=t)
+            + head_s(ctx, stage, share=share, task=t)
+            for t in self.tasks
+        )
+
+    def line_s(self, kind: str, tp: int, *, recompute: bool) -> tuple[float, float]:
+        """`work_s` as (seconds a share, seconds whatever the share): it is a straight line from one token a rank on."""
+        whole, half = (self.work_s(kind, tp, x, recompute=recompute) for x in (1.0, 0.5))
+        return 2 * (whole - half), max(0.0, 2 * half - whole)
+
+    def update_s(self, kind: str, tp: int) -> float:
+        """Seconds of the optimiser on whole states of one rank."""
+        ctx = self.cost.context
+        return 2 * self.size_bytes / tp / self.model.dtype_bytes * state_bytes_per_param(self.model) / hbm_rate(
+            ctx, ctx.kind(kind)
+        )
+
+    @property
+    def size_bytes(self) -> float:
+        """Weights of the actor."""
+        return float(stage_params(self.model, self.model.layers, first=True, last=True) * self.model.dtype_bytes)
+
+    def fewest(self, kind: str, tp: int, *, recompute: bool, most: int) -> int:
+        """The fewest ranks in all with which the models fit beside the longest sequence; `NEVER` beyond `most`.
+
+        Only sharded states depend on the number of ranks, and fall with it.
+        """
+        key = (kind, tp, recompute)
+        if key not in self._fewest:
+            self._fewest[key] = self._bisected(kind, tp, recompute, most)
+        return self._fewest[key]
+
+    def _bisected(self, kind: str, tp: int, recompute: bool, most: int) -> int:
+        low, high = 1, most
+        if not self._fits(kind, tp, high, recompute):
+            return NEVER
+        while low < high:
+            middle = (low + high) // 2
+            if self._fits(kind, tp, middle, recompute):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _fits(self, kind: str, tp: int, dp: int, recompute: bool) -> bool:
+        ctx, layers = self.cost.context, self.model.layers
+        lead: Task = "actor_training"
+        held = sum(
+            task_state_bytes(ctx, t, self.tasks, layers=layers, tp=tp, dp=dp, first=True, last=True) for t in self.tasks
+        )
+        work = task_working_bytes(
+            ctx, lead, layers=layers, tp=tp, last=True, in_flight=1, tokens=ctx.m.longest, recompute=recompute
+        )
+        return stage_fits(ctx, kind, held + work)
+
+
+class MixedRanks:
+    """The trainers with ranks of two kinds of one fleet; none where the executor cannot run them."""
+
+    def __init__(self, cost: CostModel, pools: Pools, columns: Columns, lanes: Lanes) -> None:
+        self.cost, self.pools, self.lanes = cost, pools, lanes
+        kinds = range(len(pools.kinds))
+        able = cost.problem.capabilities.train_mixed_dp
+        self.pairs: tuple[tuple[int, int], ...] = tuple(itertools.combinations(kinds, 2)) if able else ()
+        self.fsdp = cost.context.trainer == "fsdp"
+        self.tables = RankTables(columns)
+        if self.pairs:
+            self._tabulate()
+
+    def _tabulate(self) -> None:
+        """By lane of one stage: [2, n] seconds a share and besides, plain and recomputing; and the fewest ranks for either."""
+        lanes, pools, tables = self.lanes, self.pools, self.tables
+        self.of = {(k, tp): n for n, (k, tp, pp) in enumerate(lanes.keys) if pp == 1}
+        size = len(lanes.keys)
+        self.slope_s, self.fixed_s = np.zeros((2, size)), np.zeros((2, size))
+        self.least_dp = np.full((2, size), NEVER, dtype=np.int64)
+        self.weight, self.update_s = np.ones(size), np.zeros(size)
+        most = self.cost.problem.workload.samples_per_step
+        for (k, tp), n in self.of.items():
+            kind = pools.kinds[k]
+            self.weight[n] = rank_weight(self.cost.context, kind, tp)
+            self.update_s[n] = tables.update_s(kind, tp)
+            for again in (0, 1):
+                self.slope_s[again, n], self.fixed_s[again, n] = tables.line_s(kind, tp, recompute=bool(again))
+                self.least_dp[again, n] = tables.fewest(kind, tp, recompute=bool(again), most=most)
+        cluster, a = pools.cluster, self.cost.context.a
+        near = best_of([cluster.cross_kind.bulk(), *(x for g in pools.sites if len(g) > 1 for x in pools.pairs(g))])
+        kinds = range(len(pools.kinds))
+        self.shared = np.array([[pools.share_machines(x, y) for y in kinds] for x in kinds], dtype=bool)
+        # By set of sites, the slowest link between two machines at best: one between the kinds, or between two sites.
+        self.remote = tuple(near if x is None else x for x in pools.narrow)
+        rates = np.array([x.bytes_per_s for x in self.remote]) * a.link_efficiency
+        self.between_s = tables.size_bytes / rates
+        self.between_latency_s = np.array([x.latency_s for x in self.remote])
+
+    def first(self, first_trained: int, must: Ints) -> Ints:
+        """Boxes that together hold every such trainer; `first_trained`: the number of the first pair among all ways to train,
+        `must`: devices by kind that train whatever the plan."""
+        pools, lanes, found = self.pools, self.lanes, [np.zeros((0, 8), dtype=np.int64)]
+        for i, (a, b) in enumerate(self.pairs):
+            if must.sum() > must[a] + must[b]:
+                continue
+            either = ~pools.member | ((pools.count[a] > 0) | (pools.count[b] > 0))[None, :]
+            has = (pools.inside[:, a] > 0) & (pools.inside[:, b] > 0)
+            for tp in sorted({tp for k, tp in self.of if k == a} & {tp for k, tp in self.of if k == b}):
+                x, y = self.of[a, tp], self.of[b, tp]
+                low = [max(1, -(-int(must[k]) // tp)) for k in (a, b)]
+                fits = (low[0] <= lanes.highest[:, x]) & (low[1] <= lanes.highest[:, y])
+                s = np.flatnonzero(either.all(axis=1) & has & pools.open & fits)
+                one = np.ones(len(s), dtype=np.int64)
+                ends = (x * one, low[0] * one, lanes.highest[s, x], y * one, low[1] * one, lanes.highest[s, y])
+                found.append(np.stack([s, *ends, (first_trained + i) * one], axis=1))
+        return np.concatenate(found)
+
+    def least_s(self, boxes: Ints) -> Floats:
+        """Seconds that trainers of each box take at least; infinite where none fits."""
+        lanes, problem = self.lanes, self.cost.problem
+        sites, a, low_a, high_a, b, low_b, high_b, _ = boxes.T
+        samples = problem.workload.samples_per_step
+        low, high = low_a + low_b, np.minimum(high_a + high_b, samples)
+        wa, wb = self.weight[a], self.weight[b]
+        units = high_a * wa + high_b * wb
+        again = (high < np.maximum(self.least_dp[0, a], self.least_dp[0, b])).astype(np.int64)
+        work = np.maximum(
+            *(self._work_s(again, n, w / units) for n, w in ((a, wa), (b, wb)))
+        ) * self._straggler(low_a * wa + low_b * wb, np.maximum(wa, wb), np.minimum(wa, wb), high_a + high_b)
+        sharing = high if self.fsdp else np.ones_like(high)
+        update = np.maximum(self.update_s[a], self.update_s[b]) / sharing
+        fewest = [lanes.machines(n, d) for n, d in ((a, low_a), (b, low_b))]
+        shared = self._shared(a, b)
+        machines = np.maximum(np.where(shared, np.maximum(*fewest), sum(fewest)), self.pools.size[sites])
+        local = np.minimum(lanes.local_s[a], lanes.local_s[b]) / lanes.layer_bytes * self.tables.size_bytes
+        ring = (3 if self.fsdp else 1) * ring_at_least_s(
+            machines,
+            low,
+            inside_s=local,
+            between_s=self.between_s[sites],
+            latency_s=self.between_latency_s[sites],
+            passes=1 if self.fsdp else 2,
+        )
+        found: Floats = (np.maximum(work, ring) if self.fsdp else work + ring) + update
+        never = (high < np.maximum(self.least_dp[1, a], self.least_dp[1, b])) | (low > samples)
+        found[never] = np.inf
+        return found
+
+    def _work_s(self, again: Ints, lane: Ints, share: Floats) -> Floats:
+        """The line of a rank at its share; below one token, where it bends, a part of it."""
+        tokens = np.minimum(1.0, share * self.cost.context.batch_tokens)
+        found: Floats = (self.slope_s[again, lane] * share + self.fixed_s[again, lane]) * tokens
+        return found
+
+    def _straggler(self, units: Floats, most: Floats, least: Floats, ranks: Ints) -> Floats:
+        """Tokens of the fullest rank over its share, at least: some rank has the longest sequence. `units`: speeds of the
+        fewest ranks, in all; `most`, `least`: of one rank of the faster and of the slower kind."""
+        straggler = self.lanes.straggler
+        found = straggler.longest * units / most
+        many = ranks > straggler.draws  # then lengths are drawn for every rank
+        found = np.where(many, np.minimum(found, straggler.beyond * least / most), found)
+        out: Floats = np.maximum(1.0, found)
+        return out
+
+    def _shared(self, a: Ints, b: Ints) -> Flags:
+        """Whether machines hold both kinds."""
+        found: Flags = self.shared[self.lanes.kind[a], self.lanes.kind[b]]
+        return found
+
+    def seconds(self, box: Ints) -> float | None:
+        """The least seconds of the one trainer of a box; None where it does not fit."""
+        sites, a, da, _, b, db, _, _ = (int(x) for x in box)
+        ctx, lanes = self.cost.context, self.lanes
+        tp = int(lanes.tp[a])
+        kinds = [self.pools.kinds[int(lanes.kind[n])] for n in (a, b)]
+        ranks = [(kinds[0], da), (kinds[1], db)]
+        shares = shares_by_compute(ctx, ranks, tp)
+        rings, nodes = self._best_nodes(sites, (a, da), (b, db))
+        shape = MixedShape(
+            ranks=tuple(RankShape(kind=k, dp=n, share=x) for (k, n), x in zip(ranks, shares, strict=True)),
+            tp=tp,
+            layers=self.cost.problem.model.layers,
+            rings=rings,
+            nodes=nodes,
+            remote=self.remote[sites] if nodes > 1 else None,
+        )
+        cost = self.cost.trainer(shape)
+        return None if cost is None else cost.train_s
+
+    def _best_nodes(self, sites: int, *ranks: tuple[int, int]) -> tuple[tuple[tuple[Link, int], ...], int]:
+        """The numbers of machines of either kind, and of all, with the shortest collective: rings inside machines, machines.
+
+        `ranks`: (lane, ranks of it).
+        """
+        lanes, pools, ctx = self.lanes, self.pools, self.cost.context
+        size, passes = self.tables.size_bytes, 1 if self.fsdp else 2
+        tp = int(lanes.tp[ranks[0][0]])
+        choices, links, inside = [], [], []
+        for n, dp in ranks:
+            k = int(lanes.kind[n])
+            holding = sum(m >= tp for at in pools.machines[k] for m in at)
+            fewest = int(lanes.machines(np.array(n), np.array(dp)))
+            choices.append(np.arange(fewest, max(fewest, min(dp, holding)) + 1))
+            links.append(local_link(ctx.cluster, ctx.kind(pools.kinds[k])))
+            each = [ring_s(links[-1], size / tp, -(-dp // int(m)), passes, ctx.a) for m in choices[-1]]
+            inside.append(np.array(each))
+        (a, _), (b, _) = ranks
+        shared = pools.share_machines(int(lanes.kind[a]), int(lanes.kind[b]))
+        total = (np.maximum if shared else np.add).outer(*choices)
+        total = np.maximum(total, int(pools.size[sites]))
+        remote = [ring_s(self.remote[sites], size, m, passes, ctx.a) for m in range(int(total.max()) + 1)]
+        seconds = np.maximum.outer(*inside) + np.array(remote)[total]
+        at = np.unravel_index(int(np.argmin(seconds)), seconds.shape)
+        rings = tuple(
+            (link, -(-dp // int(some[i]))) for link, (_, dp), some, i in zip(links, ranks, choices, at, strict=True)
+        )
+        return rings, int(total[at])
