@@ -82,9 +82,7 @@ def _stage_words(cost: CostModel, s: Stage) -> str:
 
 
 def _group_line(cost: CostModel, train: Placement, t: TrainerCost, several: bool) -> str:
-    alike = [
-        (len(tuple(run)), what) for what, run in itertools.groupby(_stage_words(cost, s) for s in train.stages)
-    ]
+    alike = [(len(tuple(run)), what) for what, run in itertools.groupby(_stage_words(cost, s) for s in train.stages)]
     parts = " -> ".join(f"{n} stages of {what}" if n > 1 else what for n, what in alike)
     what = "training" if train.role == "train" else "scoring"
     if several or len(train.tasks) > 1:

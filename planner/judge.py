@@ -21,7 +21,6 @@ from planner.problem import Capabilities, Problem
 from planner.resolve import count_capped, same_placement
 from planner.workflow import side_tasks, tasks_of
 
-
 _SHARES_SUM = 1e-6
 
 
@@ -267,7 +266,9 @@ def _group_memory(
     p: Placement, tasks: tuple[Task, ...], plan: Plan, devices: Mapping[str, Device], ctx: Context
 ) -> Iterator[str]:
     """The smallest footprint: models side by side, the hungriest task at work on one sequence a micro-batch, recomputing."""
-    if any(s.dp < 1 or s.tp < 1 or len(s.devices) != s.dp * s.tp or len(s.token_shares) not in (0, s.dp) for s in p.stages):
+    if any(
+        s.dp < 1 or s.tp < 1 or len(s.devices) != s.dp * s.tp or len(s.token_shares) not in (0, s.dp) for s in p.stages
+    ):
         return
     beside = {d: replica_resident_bytes(ctx, r.tp, r.pp) for r in plan.rollouts for d in r.devices}
     n = len(p.stages)

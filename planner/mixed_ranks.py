@@ -62,8 +62,13 @@ class RankTables:
     def update_s(self, kind: str, tp: int) -> float:
         """Seconds of the optimiser on whole states of one rank."""
         ctx = self.cost.context
-        return 2 * self.size_bytes / tp / self.model.dtype_bytes * state_bytes_per_param(self.model) / hbm_rate(
-            ctx, ctx.kind(kind)
+        return (
+            2
+            * self.size_bytes
+            / tp
+            / self.model.dtype_bytes
+            * state_bytes_per_param(self.model)
+            / hbm_rate(ctx, ctx.kind(kind))
         )
 
     @property
@@ -172,9 +177,9 @@ class MixedRanks:
         wa, wb = self.weight[a], self.weight[b]
         units = high_a * wa + high_b * wb
         again = (high < np.maximum(self.least_dp[0, a], self.least_dp[0, b])).astype(np.int64)
-        work = np.maximum(
-            *(self._work_s(again, n, w / units) for n, w in ((a, wa), (b, wb)))
-        ) * self._straggler(low_a * wa + low_b * wb, np.maximum(wa, wb), np.minimum(wa, wb), high_a + high_b)
+        work = np.maximum(*(self._work_s(again, n, w / units) for n, w in ((a, wa), (b, wb)))) * self._straggler(
+            low_a * wa + low_b * wb, np.maximum(wa, wb), np.minimum(wa, wb), high_a + high_b
+        )
         sharing = high if self.fsdp else np.ones_like(high)
         update = np.maximum(self.update_s[a], self.update_s[b]) / sharing
         fewest = [lanes.machines(n, d) for n, d in ((a, low_a), (b, low_b))]

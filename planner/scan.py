@@ -204,10 +204,7 @@ class Scan:
                 if costed == _COSTED:
                     continue
                 costed += 1
-                if mixed:
-                    seconds = self.boxes.mixed.seconds(box)
-                else:
-                    seconds = self.ideal.seconds(int(box[SITES]), lanes, blocks)
+                seconds = self.boxes.mixed.seconds(box) if mixed else self.ideal.seconds(int(box[SITES]), lanes, blocks)
                 self._state[i] = _COSTED_WHOLE
             else:
                 self._state[i] = _BOUNDED

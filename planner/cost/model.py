@@ -128,7 +128,9 @@ class CostModel:
         beside = beside_bytes or {}
         cluster = self.problem.cluster
         only = placement.stages[0]
-        if len(placement.stages) == 1 and (only.token_shares or any(self.places[d].kind != only.kind for d in only.devices)):
+        if len(placement.stages) == 1 and (
+            only.token_shares or any(self.places[d].kind != only.kind for d in only.devices)
+        ):
             return self._ranks(only, tasks or placement.tasks, beside)
         places = [self.places_of(s.devices) for s in placement.stages]
         stages = tuple(
@@ -151,7 +153,7 @@ class CostModel:
         for i in range(stage.dp):
             share = stage.token_shares[i] if stage.token_shares else 1 / stage.dp
             alike.setdefault((self.places[stage.devices[i * stage.tp]].kind, share), []).append(i)
-        held = [max((beside.get(d, 0.0) for d in stage.devices[i * stage.tp :][: stage.tp])) for i in range(stage.dp)]
+        held = [max(beside.get(d, 0.0) for d in stage.devices[i * stage.tp :][: stage.tp]) for i in range(stage.dp)]
         return mixed_shape(
             self.problem.cluster,
             [

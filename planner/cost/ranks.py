@@ -227,9 +227,7 @@ def rank_tokens(ctx: Context, share: float, rounds: int) -> float:
     return max(ctx.m.longest, ctx.batch_tokens * share / rounds)
 
 
-def _timed(
-    ctx: Context, shape: MixedShape, skew: float, task: Task, *, rounds: int, recompute: bool
-) -> TrainerCost:
+def _timed(ctx: Context, shape: MixedShape, skew: float, task: Task, *, rounds: int, recompute: bool) -> TrainerCost:
     own, layers, trains, tp = ctx.of(task), _layers(ctx, shape, task), task in TRAINING, shape.tp
     params = stage_params(own.model, layers, first=True, last=task != "critic_training")
     size = params * own.model.dtype_bytes

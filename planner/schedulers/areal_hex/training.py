@@ -147,8 +147,8 @@ def _lay_out(
     if any(used[i] < len(c.must_train) for i, c in enumerate(classes)):
         return None
     if is_mixed(blocks):
-        chunks = [ix for _, ix in by_stage]
-        mixed = mixed_stage(columns, classes, blocks, chunks, tasks=tasks, beside_bytes=beside_bytes)
+        ranks = [ix for _, ix in by_stage]
+        mixed = mixed_stage(columns, classes, blocks, ranks, tasks=tasks, beside_bytes=beside_bytes)
         return None if mixed is None else Trainer(stages=mixed.stages, cost=mixed.cost, used=mixed.used)
     layers = columns.split(blocks, tasks)
     if layers is None:
