@@ -6,12 +6,14 @@ least as long as the work of its upper ends, the collectives of its lower ends, 
 """
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster import Link
 from planner.columns import Columns
+from planner.cost.assumptions import Assumptions
 from planner.cost.flops import hbm_rate
 from planner.cost.memory import (
     stage_fits,
@@ -27,12 +29,49 @@ from planner.cost.training import StageShape, head_s, layer_s
 from planner.lanes import Lanes, ring_at_least_s
 from planner.plan import Task
 from planner.pools import Pools
+from planner.record import record
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 NEVER = np.iinfo(np.int64).max // 4  # ranks that no fleet has
+
+
+@record
+class Machines:
+    """On how many machines the ranks of one kind may lie, and the link inside one."""
+
+    link: Link
+    dp: int
+    fewest: int
+    most: int
+
+
+def best_rings(
+    kinds: Sequence[Machines],
+    *,
+    shared: bool,
+    least: int,
+    remote: Link,
+    size_bytes: float,
+    tp: int,
+    passes: int,
+    a: Assumptions,
+) -> tuple[tuple[tuple[Link, int], ...], int]:
+    """The numbers of machines of either kind with the shortest collective over all ranks, relaxed: its rings inside machines,
+    and machines in all, at least `least`. `shared`: machines may hold both kinds."""
+    choices = [np.arange(m.fewest, max(m.fewest, m.most) + 1) for m in kinds]
+    inside = [
+        np.array([ring_s(m.link, size_bytes / tp, -(-m.dp // int(n)), passes, a) for n in some])
+        for m, some in zip(kinds, choices, strict=True)
+    ]
+    total = np.maximum((np.maximum if shared else np.add).outer(*choices), least)
+    between = np.array([ring_s(remote, size_bytes, n, passes, a) for n in range(int(total.max()) + 1)])
+    seconds = np.maximum.outer(*inside) + between[total]
+    at = np.unravel_index(int(np.argmin(seconds)), seconds.shape)
+    rings = tuple((m.link, -(-m.dp // int(some[i]))) for m, some, i in zip(kinds, choices, at, strict=True))
+    return rings, int(total[at])
 
 
 class RankTables:
@@ -228,7 +267,16 @@ class MixedRanks:
         kinds = [self.pools.kinds[int(lanes.kind[n])] for n in (a, b)]
         ranks = [(kinds[0], da), (kinds[1], db)]
         shares = shares_by_compute(ctx, ranks, tp)
-        rings, nodes = self._best_nodes(sites, (a, da), (b, db))
+        rings, nodes = best_rings(
+            (self._ideal(a, da), self._ideal(b, db)),
+            shared=bool(self.shared[lanes.kind[a], lanes.kind[b]]),
+            least=int(self.pools.size[sites]),
+            remote=self.remote[sites],
+            size_bytes=self.tables.size_bytes,
+            tp=tp,
+            passes=1 if self.fsdp else 2,
+            a=ctx.a,
+        )
         shape = MixedShape(
             ranks=tuple(RankShape(kind=k, dp=n, share=x) for (k, n), x in zip(ranks, shares, strict=True)),
             tp=tp,
@@ -240,31 +288,11 @@ class MixedRanks:
         cost = self.cost.trainer(shape)
         return None if cost is None else cost.train_s
 
-    def _best_nodes(self, sites: int, *ranks: tuple[int, int]) -> tuple[tuple[tuple[Link, int], ...], int]:
-        """The numbers of machines of either kind, and of all, with the shortest collective: rings inside machines, machines.
-
-        `ranks`: (lane, ranks of it).
-        """
-        lanes, pools, ctx = self.lanes, self.pools, self.cost.context
-        size, passes = self.tables.size_bytes, 1 if self.fsdp else 2
-        tp = int(lanes.tp[ranks[0][0]])
-        choices, links, inside = [], [], []
-        for n, dp in ranks:
-            k = int(lanes.kind[n])
-            holding = sum(m >= tp for at in pools.machines[k] for m in at)
-            fewest = int(lanes.machines(np.array(n), np.array(dp)))
-            choices.append(np.arange(fewest, max(fewest, min(dp, holding)) + 1))
-            links.append(local_link(ctx.cluster, ctx.kind(pools.kinds[k])))
-            each = [ring_s(links[-1], size / tp, -(-dp // int(m)), passes, ctx.a) for m in choices[-1]]
-            inside.append(np.array(each))
-        (a, _), (b, _) = ranks
-        shared = pools.share_machines(int(lanes.kind[a]), int(lanes.kind[b]))
-        total = (np.maximum if shared else np.add).outer(*choices)
-        total = np.maximum(total, int(pools.size[sites]))
-        remote = [ring_s(self.remote[sites], size, m, passes, ctx.a) for m in range(int(total.max()) + 1)]
-        seconds = np.maximum.outer(*inside) + np.array(remote)[total]
-        at = np.unravel_index(int(np.argmin(seconds)), seconds.shape)
-        rings = tuple(
-            (link, -(-dp // int(some[i]))) for link, (_, dp), some, i in zip(links, ranks, choices, at, strict=True)
+    def _ideal(self, lane: int, dp: int) -> Machines:
+        k, tp = int(self.lanes.kind[lane]), int(self.lanes.tp[lane])
+        holding = sum(m >= tp for at in self.pools.machines[k] for m in at)
+        fewest = int(self.lanes.machines(np.array(lane), np.array(dp)))
+        ctx = self.cost.context
+        return Machines(
+            link=local_link(ctx.cluster, ctx.kind(self.pools.kinds[k])), dp=dp, fewest=fewest, most=min(dp, holding)
         )
-        return rings, int(total[at])

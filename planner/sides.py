@@ -15,8 +15,9 @@ from planner.columns import Columns
 from planner.cost.batch import Batch, Block
 from planner.cost.model import CostModel
 from planner.cost.network import local_link
+from planner.mixed_sides import MixedBatch, mixed_pairs
 from planner.plan import Task
-from planner.record import record
+from planner.record import record, replace
 from planner.relaxed import Relaxed
 from planner.space import BlockShape, DeviceClass, block_shapes
 from planner.workflow import groupings
@@ -99,6 +100,13 @@ class Sides:
                         )
                         for g in mine:
                             seconds[g].append(batch.group_s(g))
+        self._piped = len(chains)
+        for pair, at in mixed_pairs(self.relaxed, self.blocks):
+            chains.append((pair, at))
+            some = [[self.blocks[k][int(i)] for i in x] for k, x in zip(pair, at, strict=True)]
+            mixed = MixedBatch(self.cost, self.relaxed, some, self._crosses(self._used(pair, at)))
+            for g in groups:
+                seconds[g].append(mixed.group_s(g))
         used = np.concatenate([self._used(*c) for c in chains] or [np.zeros((0, len(self.kinds)), dtype=int)])
         both = {
             g: [np.concatenate([s[i] for s in parts] or [np.zeros(0)]) for i in (0, 1)] for g, parts in seconds.items()
@@ -159,7 +167,10 @@ class Sides:
         chain = int(np.searchsorted(self._ends, flat, side="right"))
         kinds, at = self._chains_made[chain]
         inside = flat - (int(self._ends[chain - 1]) if chain else 0)
-        return tuple(self.blocks[k][int(x[inside])] for k, x in zip(kinds, at, strict=True))
+        found = [self.blocks[k][int(x[inside])] for k, x in zip(kinds, at, strict=True)]
+        if chain >= self._piped:  # ranks of one stage
+            found[1] = replace(found[1], joins=True)
+        return tuple(found)
 
     def _block(self, kind: str) -> Block:
         """All blocks of a kind."""
