@@ -16,7 +16,6 @@ from planner.columns import Columns
 from planner.cost.assumptions import Assumptions
 from planner.cost.flops import hbm_rate
 from planner.cost.memory import (
-    stage_fits,
     stage_params,
     state_bytes_per_param,
     task_state_bytes,
@@ -25,17 +24,14 @@ from planner.cost.memory import (
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, best_of, local_link, ring_s
 from planner.cost.ranks import MixedShape, RankShape, rank_weight, shares_by_compute
-from planner.cost.training import StageShape, head_s, layer_s
+from planner.cost.training import MICRO_SEQUENCES, StageShape, head_s, layer_s
 from planner.lanes import Lanes, ring_at_least_s
-from planner.plan import Task
 from planner.pools import Pools
 from planner.record import record
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-
-NEVER = np.iinfo(np.int64).max // 4  # ranks that no fleet has
 
 
 @record
@@ -80,7 +76,6 @@ class RankTables:
     def __init__(self, columns: Columns) -> None:
         self.cost, self.tasks = columns.cost, columns.tasks
         self.model = columns.cost.problem.model
-        self._fewest: dict[tuple[str, int, bool], int] = {}
 
     def work_s(self, kind: str, tp: int, share: float, *, recompute: bool) -> float:
         """Seconds of all tasks on a rank that takes `share` of the batch in one micro-batch; more of them take no less."""
@@ -115,38 +110,37 @@ class RankTables:
         """Weights of the actor."""
         return float(stage_params(self.model, self.model.layers, first=True, last=True) * self.model.dtype_bytes)
 
-    def fewest(self, kind: str, tp: int, *, recompute: bool, most: int) -> int:
-        """The fewest ranks in all with which the models fit beside the longest sequence; `NEVER` beyond `most`.
-
-        Only sharded states depend on the number of ranks, and fall with it.
-        """
-        key = (kind, tp, recompute)
-        if key not in self._fewest:
-            self._fewest[key] = self._bisected(kind, tp, recompute, most)
-        return self._fewest[key]
-
-    def _bisected(self, kind: str, tp: int, recompute: bool, most: int) -> int:
-        low, high = 1, most
-        if not self._fits(kind, tp, high, recompute):
-            return NEVER
-        while low < high:
-            middle = (low + high) // 2
-            if self._fits(kind, tp, middle, recompute):
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-    def _fits(self, kind: str, tp: int, dp: int, recompute: bool) -> bool:
+    def held_bytes(self, kind: str, tp: int) -> tuple[float, float]:
+        """What is free on a device of the kind beside all models, less a part that falls with the number of ranks: (bytes,
+        bytes times ranks)."""
         ctx, layers = self.cost.context, self.model.layers
-        lead: Task = "actor_training"
-        held = sum(
-            task_state_bytes(ctx, t, self.tasks, layers=layers, tp=tp, dp=dp, first=True, last=True) for t in self.tasks
+        one, two = (
+            sum(
+                task_state_bytes(ctx, t, self.tasks, layers=layers, tp=tp, dp=dp, first=True, last=True)
+                for t in self.tasks
+            )
+            for dp in (1, 2)
         )
-        work = task_working_bytes(
-            ctx, lead, layers=layers, tp=tp, last=True, in_flight=1, tokens=ctx.m.longest, recompute=recompute
+        memory = ctx.kind(kind).memory_bytes
+        room = memory * ctx.a.train_memory_share - ctx.a.overhead(memory)
+        return room - (2 * two - one), 2 * (one - two)
+
+    def working_bytes(self, tp: int, *, recompute: bool) -> tuple[float, float]:
+        """What training the actor needs beside the models: (bytes, bytes a token of a micro-batch)."""
+        nothing, one = (
+            task_working_bytes(
+                self.cost.context,
+                "actor_training",
+                layers=self.model.layers,
+                tp=tp,
+                last=True,
+                in_flight=1,
+                tokens=tokens,
+                recompute=recompute,
+            )
+            for tokens in (0.0, 1.0)
         )
-        return stage_fits(ctx, kind, held + work)
+        return nothing, one - nothing
 
 
 class MixedRanks:
@@ -163,21 +157,23 @@ class MixedRanks:
             self._tabulate()
 
     def _tabulate(self) -> None:
-        """By lane of one stage: [2, n] seconds a share and besides, plain and recomputing; and the fewest ranks for either."""
+        """By lane of one stage: [2, n] seconds a share and besides, plain and recomputing; and what memory holds."""
         lanes, pools, tables = self.lanes, self.pools, self.tables
         self.of = {(k, tp): n for n, (k, tp, pp) in enumerate(lanes.keys) if pp == 1}
         size = len(lanes.keys)
         self.slope_s, self.fixed_s = np.zeros((2, size)), np.zeros((2, size))
-        self.least_dp = np.full((2, size), NEVER, dtype=np.int64)
+        self.free_bytes, self.states_bytes = np.zeros((2, size)), np.zeros(size)
+        self.token_bytes = np.ones((2, size))
         self.weight, self.update_s = np.ones(size), np.zeros(size)
-        most = self.cost.problem.workload.samples_per_step
         for (k, tp), n in self.of.items():
             kind = pools.kinds[k]
             self.weight[n] = rank_weight(self.cost.context, kind, tp)
             self.update_s[n] = tables.update_s(kind, tp)
+            free, self.states_bytes[n] = tables.held_bytes(kind, tp)
             for again in (0, 1):
                 self.slope_s[again, n], self.fixed_s[again, n] = tables.line_s(kind, tp, recompute=bool(again))
-                self.least_dp[again, n] = tables.fewest(kind, tp, recompute=bool(again), most=most)
+                nothing, self.token_bytes[again, n] = tables.working_bytes(tp, recompute=bool(again))
+                self.free_bytes[again, n] = free - nothing
         cluster, a = pools.cluster, self.cost.context.a
         near = best_of([cluster.cross_kind.bulk(), *(x for g in pools.sites if len(g) > 1 for x in pools.pairs(g))])
         kinds = range(len(pools.kinds))
@@ -209,39 +205,59 @@ class MixedRanks:
 
     def least_s(self, boxes: Ints) -> Floats:
         """Seconds that trainers of each box take at least; infinite where none fits."""
-        lanes, problem = self.lanes, self.cost.problem
-        sites, a, low_a, high_a, b, low_b, high_b, _ = boxes.T
-        samples = problem.workload.samples_per_step
+        _, a, low_a, high_a, b, low_b, high_b, _ = boxes.T
+        samples = self.cost.problem.workload.samples_per_step
         low, high = low_a + low_b, np.minimum(high_a + high_b, samples)
         wa, wb = self.weight[a], self.weight[b]
         units = high_a * wa + high_b * wb
-        again = (high < np.maximum(self.least_dp[0, a], self.least_dp[0, b])).astype(np.int64)
-        work = np.maximum(*(self._work_s(again, n, w / units) for n, w in ((a, wa), (b, wb)))) * self._straggler(
-            low_a * wa + low_b * wb, np.maximum(wa, wb), np.minimum(wa, wb), high_a + high_b
-        )
-        sharing = high if self.fsdp else np.ones_like(high)
-        update = np.maximum(self.update_s[a], self.update_s[b]) / sharing
+        shares = (wa / units, wb / units)
+        skew = self._straggler(low_a * wa + low_b * wb, np.maximum(wa, wb), np.minimum(wa, wb), high_a + high_b)
+        gather = self._collective_s(boxes)
+        update = np.maximum(self.update_s[a], self.update_s[b]) / (high if self.fsdp else 1)
+        found: Floats = np.full(len(boxes), np.inf)
+        for again in (0, 1):
+            rounds = self._rounds(again, (a, b), shares, high)
+            work = np.maximum(*(self._work_s(again, n, x, rounds) for n, x in zip((a, b), shares, strict=True))) * skew
+            found = np.minimum(found, np.maximum(work, 3 * rounds * gather) if self.fsdp else work + gather)
+        found = found + update
+        found[low > samples] = np.inf
+        return found
+
+    def _rounds(self, again: int, lanes: tuple[Ints, Ints], shares: tuple[Floats, Floats], dp: Ints) -> Floats:
+        """Micro-batches, at least, that either kind has memory for; infinite where the longest sequence does not fit."""
+        ctx = self.cost.context
+        most = [(self.free_bytes[again, n] - self.states_bytes[n] / dp) / self.token_bytes[again, n] for n in lanes]
+        whole = ctx.workload.samples_per_step * np.maximum(*shares)
+        found: Floats = np.full(len(dp), np.inf)
+        for sequences in MICRO_SEQUENCES:
+            rounds = np.maximum(1.0, np.ceil(whole / sequences - 1e-9))
+            fits = np.minimum(*most) >= ctx.m.longest
+            for tokens, share in zip(most, shares, strict=True):
+                # Less than one micro-batch more comes of rounding.
+                fits &= ctx.batch_tokens * share / (whole / sequences + 1) <= tokens
+            found = np.where(fits, np.minimum(found, rounds), found)
+        return found
+
+    def _collective_s(self, boxes: Ints) -> Floats:
+        """One collective over all ranks at least: of the gradients, or of the parameters once."""
+        lanes, (sites, a, low_a, _, b, low_b, _, _) = self.lanes, boxes.T
         fewest = [lanes.machines(n, d) for n, d in ((a, low_a), (b, low_b))]
-        shared = self._shared(a, b)
+        shared = self.shared[lanes.kind[a], lanes.kind[b]]
         machines = np.maximum(np.where(shared, np.maximum(*fewest), sum(fewest)), self.pools.size[sites])
         local = np.minimum(lanes.local_s[a], lanes.local_s[b]) / lanes.layer_bytes * self.tables.size_bytes
-        ring = (3 if self.fsdp else 1) * ring_at_least_s(
+        return ring_at_least_s(
             machines,
-            low,
+            low_a + low_b,
             inside_s=local,
             between_s=self.between_s[sites],
             latency_s=self.between_latency_s[sites],
             passes=1 if self.fsdp else 2,
         )
-        found: Floats = (np.maximum(work, ring) if self.fsdp else work + ring) + update
-        never = (high < np.maximum(self.least_dp[1, a], self.least_dp[1, b])) | (low > samples)
-        found[never] = np.inf
-        return found
 
-    def _work_s(self, again: Ints, lane: Ints, share: Floats) -> Floats:
+    def _work_s(self, again: int, lane: Ints, share: Floats, rounds: Floats) -> Floats:
         """The line of a rank at its share; below one token, where it bends, a part of it."""
         tokens = np.minimum(1.0, share * self.cost.context.batch_tokens)
-        found: Floats = (self.slope_s[again, lane] * share + self.fixed_s[again, lane]) * tokens
+        found: Floats = (self.slope_s[again, lane] * share + self.fixed_s[again, lane] * rounds) * tokens
         return found
 
     def _straggler(self, units: Floats, most: Floats, least: Floats, ranks: Ints) -> Floats:
@@ -253,11 +269,6 @@ class MixedRanks:
         found = np.where(many, np.minimum(found, straggler.beyond * least / most), found)
         out: Floats = np.maximum(1.0, found)
         return out
-
-    def _shared(self, a: Ints, b: Ints) -> Flags:
-        """Whether machines hold both kinds."""
-        found: Flags = self.shared[self.lanes.kind[a], self.lanes.kind[b]]
-        return found
 
     def seconds(self, box: Ints) -> float | None:
         """The least seconds of the one trainer of a box; None where it does not fit."""
