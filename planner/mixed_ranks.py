@@ -25,13 +25,31 @@ from planner.cost.model import CostModel
 from planner.cost.network import Spread, best_of, local_link, ring_s
 from planner.cost.ranks import MixedShape, RankShape, rank_weight, shares_by_compute
 from planner.cost.training import MICRO_SEQUENCES, StageShape, head_s, layer_s
-from planner.lanes import Lanes, ring_at_least_s
+from planner.lanes import Lanes, Straggler, ring_at_least_s
 from planner.pools import Pools
 from planner.record import record
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+
+def least_skew(
+    straggler: Straggler, share: Floats, dp: Ints, *, slower: Floats | float, exactly: Flags | bool
+) -> Floats:
+    """Tokens of the fullest rank over its share, at least. Some rank has the longest sequence; and where the shares are `exactly`
+    these, some rank has at least its share of the sequences, rounded up.
+
+    `share` [2, c] of one rank of either kind, at most; `dp` ranks in all, at most; `slower`: speed of the slower kind over the
+    faster one's.
+    """
+    longest = straggler.longest / share.max(axis=0)
+    count = np.minimum(np.ceil(share * straggler.draws - 1e-9).astype(np.int64), straggler.draws)
+    whole = np.where(exactly, (straggler.shortest[count] / share).min(axis=0), 1.0)
+    # Beyond so many ranks there is a draw for each.
+    many = np.minimum(longest, straggler.beyond * slower)
+    found: Floats = np.maximum(1.0, np.where(dp <= straggler.draws, np.maximum(longest, whole), many))
+    return found
 
 
 @record
@@ -211,7 +229,14 @@ class MixedRanks:
         wa, wb = self.weight[a], self.weight[b]
         units = high_a * wa + high_b * wb
         shares = (wa / units, wb / units)
-        skew = self._straggler(low_a * wa + low_b * wb, np.maximum(wa, wb), np.minimum(wa, wb), high_a + high_b)
+        units = low_a * wa + low_b * wb
+        skew = least_skew(
+            self.lanes.straggler,
+            np.stack([wa / units, wb / units]),
+            high_a + high_b,
+            slower=np.minimum(wa, wb) / np.maximum(wa, wb),
+            exactly=(low_a == high_a) & (low_b == high_b),
+        )
         gather = self._collective_s(boxes)
         update = np.maximum(self.update_s[a], self.update_s[b]) / (high if self.fsdp else 1)
         found: Floats = np.full(len(boxes), np.inf)
@@ -259,16 +284,6 @@ class MixedRanks:
         tokens = np.minimum(1.0, share * self.cost.context.batch_tokens)
         found: Floats = (self.slope_s[again, lane] * share + self.fixed_s[again, lane] * rounds) * tokens
         return found
-
-    def _straggler(self, units: Floats, most: Floats, least: Floats, ranks: Ints) -> Floats:
-        """Tokens of the fullest rank over its share, at least: some rank has the longest sequence. `units`: speeds of the
-        fewest ranks, in all; `most`, `least`: of one rank of the faster and of the slower kind."""
-        straggler = self.lanes.straggler
-        found = straggler.longest * units / most
-        many = ranks > straggler.draws  # then lengths are drawn for every rank
-        found = np.where(many, np.minimum(found, straggler.beyond * least / most), found)
-        out: Floats = np.maximum(1.0, found)
-        return out
 
     def seconds(self, box: Ints) -> float | None:
         """The least seconds of the one trainer of a box; None where it does not fit."""

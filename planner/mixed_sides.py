@@ -16,11 +16,11 @@ from planner.cost.assumptions import Assumptions
 from planner.cost.context import Context
 from planner.cost.flops import hbm_rate
 from planner.cost.memory import stage_params, state_bytes_per_param, task_state_bytes, task_working_bytes
-from planner.cost.model import CostModel
 from planner.cost.network import Spread, local_link
 from planner.cost.ranks import rank_weight
 from planner.cost.training import MICRO_SEQUENCES, StageShape, head_s, layer_s, passes
 from planner.lanes import Straggler
+from planner.mixed_ranks import least_skew
 from planner.plan import Task
 from planner.record import record
 from planner.relaxed import Relaxed
@@ -70,17 +70,18 @@ class MixedBatch:
     """Candidates of one pair of kinds and one TP degree."""
 
     def __init__(
-        self, cost: CostModel, relaxed: Relaxed, blocks: Sequence[Sequence[BlockShape]], crosses: Flags
+        self, straggler: Straggler, relaxed: Relaxed, blocks: Sequence[Sequence[BlockShape]], crosses: Flags
     ) -> None:
         """`blocks`: for either kind the block of each candidate; `crosses`: candidates that no region holds."""
-        self.ctx = cost.context
+        self.ctx = relaxed.columns.cost.context
         self.tp = blocks[0][0].tp
         self.kinds = tuple(some[0].kind for some in blocks)
         self.ranks = np.array([[b.dp for b in some] for some in blocks], dtype=int)
         self.dp = self.ranks.sum(axis=0)
         weight = np.array([rank_weight(self.ctx, k, self.tp) for k in self.kinds])
         self.share = weight[:, None] / (weight @ self.ranks)
-        self.skew = self._skew(Straggler(cost), float(weight.min() / weight.max()))
+        slower = float(weight.min() / weight.max())
+        self.skew = least_skew(straggler, self.share, self.dp, slower=slower, exactly=True)
         machines = [[relaxed.machines(b) for b in some] for some in blocks]
         self.fewest = np.array([[0 if m is None else m.fewest for m in some] for some in machines], dtype=int)
         self.most = np.array([[0 if m is None else m.most for m in some] for some in machines], dtype=int)
@@ -106,17 +107,6 @@ class MixedBatch:
                 np.minimum(best, way.time_s, out=best, where=fits)
             (train if t in TRAINING else score).__iadd__(best)
         return score, train
-
-    def _skew(self, straggler: Straggler, slower: float) -> Array:
-        """Tokens of the fullest rank over its share, at least: some rank has the longest sequence, and some rank at least its
-        share of the sequences, rounded up. `slower`: speed of the slower kind over the faster one's."""
-        few = self.dp <= straggler.draws  # else lengths are drawn for every rank
-        longest = straggler.longest / self.share.max(axis=0)
-        count = np.ceil(self.share * straggler.draws - _ROUNDING).astype(int)
-        whole = (straggler.shortest[np.minimum(count, straggler.draws)] / self.share).min(axis=0)
-        many = np.minimum(longest, straggler.beyond * slower)
-        found: Array = np.maximum(1.0, np.where(few, np.maximum(longest, whole), many))
-        return found
 
     def _state(self, task: Task, beside: tuple[Task, ...]) -> Array:
         """`task_state_bytes`, which is a constant and a part that falls with the ranks."""

@@ -5,6 +5,7 @@ kinds, are costed at once for every set of tasks (`planner.cost.batch`); where d
 cell is a total of devices by kind; its time is the least over the ways to divide tasks and devices.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -15,6 +16,7 @@ from planner.columns import Columns
 from planner.cost.batch import Batch, Block
 from planner.cost.model import CostModel
 from planner.cost.network import local_link
+from planner.lanes import Straggler
 from planner.mixed_sides import MixedBatch, mixed_pairs
 from planner.plan import Task
 from planner.record import record, replace
@@ -76,6 +78,10 @@ class Sides:
 
     # One group.
 
+    @functools.cached_property
+    def _straggler(self) -> Straggler:
+        return Straggler(self.cost)
+
     def _cost_all(self) -> None:
         """All candidates (blocks of a group) with their seconds for every set of tasks, sorted by the devices they use."""
         groups = tuple(dict.fromkeys(g for way in self.partitions for g in way))
@@ -104,7 +110,7 @@ class Sides:
         for pair, at in mixed_pairs(self.relaxed, self.blocks):
             chains.append((pair, at))
             some = [[self.blocks[k][int(i)] for i in x] for k, x in zip(pair, at, strict=True)]
-            mixed = MixedBatch(self.cost, self.relaxed, some, self._crosses(self._used(pair, at)))
+            mixed = MixedBatch(self._straggler, self.relaxed, some, self._crosses(self._used(pair, at)))
             for g in groups:
                 seconds[g].append(mixed.group_s(g))
         used = np.concatenate([self._used(*c) for c in chains] or [np.zeros((0, len(self.kinds)), dtype=int)])

@@ -5,6 +5,7 @@ rank, all ranks do the same number of micro-batches, and gradients or parameters
 Where all ranks are alike the figures are those of `planner.cost.training`.
 """
 
+import functools
 import heapq
 import itertools
 import math
@@ -28,6 +29,7 @@ from planner.cost.training import MICRO_SEQUENCES, StageShape, TrainerCost, head
 from planner.plan import Task
 from planner.record import record
 from planner.workflow import TRAINING, side_tasks
+from planner.workload import Lengths
 
 _ROUNDING = 1e-9
 
@@ -123,12 +125,20 @@ def rank_imbalance(ctx: Context, ranks: Sequence[RankShape]) -> float:
     if dp == 1:
         return 1.0
     count = min(ctx.workload.samples_per_step, max(1024, dp))
-    lengths = sorted((ctx.m.prompt + float(x) for x in quantiles(ctx.workload.response, count)), reverse=True)
-    loads = [[0.0] * r.dp for r in ranks]  # a heap for each set of alike ranks
+    lengths = _longest_first(ctx.workload.response, ctx.m.prompt, count)
+    loads = [([0.0] * r.dp, 1 / r.share) for r in ranks]  # a heap for each set of alike ranks, and what a token counts
     for n in lengths:
-        first = min(range(len(ranks)), key=lambda i: (loads[i][0] + n) / ranks[i].share)
-        heapq.heapreplace(loads[first], loads[first][0] + n)
-    return max(max(mine) / r.share for mine, r in zip(loads, ranks, strict=True)) / math.fsum(lengths)
+        heap, done = loads[0][0], math.inf
+        for mine, each in loads:
+            if (mine[0] + n) * each < done:
+                heap, done = mine, (mine[0] + n) * each
+        heapq.heapreplace(heap, heap[0] + n)
+    return max(max(mine) * each for mine, each in loads) / math.fsum(lengths)
+
+
+@functools.lru_cache(maxsize=16)  # a pure function of values, asked for each way to share the tokens
+def _longest_first(response: Lengths, prompt: float, count: int) -> tuple[float, ...]:
+    return tuple(sorted((prompt + float(x) for x in quantiles(response, count)), reverse=True))
 
 
 def mixed_collective_s(shape: MixedShape, size_bytes: float, passes: int, a: Assumptions) -> float:
