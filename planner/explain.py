@@ -77,7 +77,10 @@ def _stage_words(cost: CostModel, s: Stage) -> str:
     if {kind for kind, _ in ranks} == {s.kind} and not s.token_shares:
         return f"{_count(s.devices, s.kind)} {shape}"
     on = " + ".join(f"{n * s.tp} x {kind}" for (kind, _), n in ranks.items())
-    shares = ", ".join(f"each of {n} ranks on {kind} takes {share:.1%}" for (kind, share), n in ranks.items())
+    shares = ", ".join(
+        f"{n} ranks on {kind} take {share:.1%} each" if n > 1 else f"1 rank on {kind} takes {share:.1%}"
+        for (kind, share), n in ranks.items()
+    )
     return f"{on} side by side {shape}: of a batch's tokens {shares}"
 
 

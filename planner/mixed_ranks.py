@@ -81,11 +81,15 @@ def best_rings(
         for m, some in zip(kinds, choices, strict=True)
     ]
     total = np.maximum((np.maximum if shared else np.add).outer(*choices), least)
-    between = np.array([ring_s(remote, size_bytes, n, passes, a) for n in range(int(total.max()) + 1)])
-    seconds = np.maximum.outer(*inside) + between[total]
+    # Some machine holds its part of all ranks, at best over the faster of the links.
+    best, dp = best_of(m.link for m in kinds), sum(m.dp for m in kinds)
+    counts = range(1, int(total.max()) + 1)
+    part = np.array([0.0, *(ring_s(best, size_bytes / tp, -(-dp // n), passes, a) for n in counts)])
+    between = np.array([0.0, *(ring_s(remote, size_bytes, n, passes, a) for n in counts)])
+    seconds = np.maximum(np.maximum.outer(*inside), part[total]) + between[total]
     at = np.unravel_index(int(np.argmin(seconds)), seconds.shape)
-    rings = tuple((m.link, -(-m.dp // int(some[i]))) for m, some, i in zip(kinds, choices, at, strict=True))
-    return rings, int(total[at])
+    rings = [(m.link, -(-m.dp // int(some[i]))) for m, some, i in zip(kinds, choices, at, strict=True)]
+    return (*rings, (best, -(-dp // int(total[at])))), int(total[at])
 
 
 class RankTables:
