@@ -134,7 +134,7 @@ def _checked(plan: Plan) -> Placement:
                 got=f"{s.dp} DP ranks on {s.kind}, shares {min(s.token_shares, default=1 / s.dp):.3g}"
                 f" to {max(s.token_shares, default=1 / s.dp):.3g}",
                 expected="DP ranks of one kind with equal shares",
-                hint="plan with train_mixed_dp = false",
+                hint="plan with planner.mixed_ranks = false (Capabilities.train_mixed_dp)",
             )
     if set(roles) - {"train", "rollout"}:
         raise InvalidInput(
