@@ -5,6 +5,7 @@ kinds, are costed at once for every set of tasks (`planner.cost.batch`); where d
 cell is a total of devices by kind; its time is the least over the ways to divide tasks and devices.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -16,8 +17,10 @@ from planner.cost.batch import Batch
 from planner.cost.model import CostModel
 from planner.cost.network import local_link
 from planner.cost.parts import Block, Hop
+from planner.lanes import Straggler
+from planner.mixed_sides import MixedBatch, mixed_pairs
 from planner.plan import Task
-from planner.record import record
+from planner.record import record, replace
 from planner.relaxed import Relaxed
 from planner.space import BlockShape, DeviceClass, block_shapes
 from planner.workflow import groupings
@@ -76,6 +79,10 @@ class Sides:
 
     # One group.
 
+    @functools.cached_property
+    def _straggler(self) -> Straggler:
+        return Straggler(self.cost)
+
     def _cost_all(self) -> None:
         """All candidates (blocks of a group) with their seconds for every set of tasks, sorted by the devices they use."""
         groups = tuple(dict.fromkeys(g for way in self.partitions for g in way))
@@ -100,6 +107,14 @@ class Sides:
                         )
                         for g in mine:
                             seconds[g].append(batch.group_s(g))
+        self._piped = len(chains)
+        for pair, at in mixed_pairs(self.relaxed, self.blocks):
+            chains.append((pair, at))
+            some = [[self.blocks[k][int(i)] for i in x] for k, x in zip(pair, at, strict=True)]
+            crosses = _leaves(self._used(pair, at), self.relaxed.room_by_region)
+            mixed = MixedBatch(self._straggler, self.relaxed, some, crosses)
+            for g in groups:
+                seconds[g].append(mixed.group_s(g))
         used = np.concatenate([self._used(*c) for c in chains] or [np.zeros((0, len(self.kinds)), dtype=int)])
         both = {
             g: [np.concatenate([s[i] for s in parts] or [np.zeros(0)]) for i in (0, 1)] for g, parts in seconds.items()
@@ -160,7 +175,7 @@ class Sides:
             (self.relaxed.room_by_region, self.relaxed.bridge),
         ):
             if link is not None:
-                leaves = ~np.array([(used <= room).all(axis=1) for room in rooms]).any(axis=0)
+                leaves = _leaves(used, rooms)
                 latency_s[leaves], bytes_per_s[leaves] = link.latency_s, link.bytes_per_s
         return Hop(latency_s=latency_s, bytes_per_s=bytes_per_s)
 
@@ -170,7 +185,10 @@ class Sides:
         chain = int(np.searchsorted(self._ends, flat, side="right"))
         kinds, at = self._chains_made[chain]
         inside = flat - (int(self._ends[chain - 1]) if chain else 0)
-        return tuple(self.blocks[k][int(x[inside])] for k, x in zip(kinds, at, strict=True))
+        found = [self.blocks[k][int(x[inside])] for k, x in zip(kinds, at, strict=True)]
+        if chain >= self._piped:  # ranks of one stage
+            found[1] = replace(found[1], joins=True)
+        return tuple(found)
 
     def _block(self, kind: str) -> Block:
         """All blocks of a kind."""
@@ -297,3 +315,9 @@ class Sides:
             if len(spans) == 2:
                 blocks.append(self.candidate(int(spans[1].start) + y))
             yield Way(side_s=float(seconds[x, y]), tasks=way, blocks=tuple(blocks))
+
+
+def _leaves(used: Ints, rooms: Sequence[Sequence[int]]) -> Flags:
+    """Which of these totals by kind no room holds."""
+    held = np.array([(used <= room).all(axis=1) for room in rooms])
+    return np.asarray(~held.any(axis=0))

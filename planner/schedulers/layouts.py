@@ -18,7 +18,8 @@ from planner.placing import StageLayout
 from planner.plan import Task
 from planner.pools import region_link
 from planner.record import record, replace
-from planner.space import BlockShape, DeviceClass
+from planner.schedulers.mixed import mixed_stage
+from planner.space import BlockShape, DeviceClass, is_mixed
 
 # What machines give: all they have, one group of TP devices each in turn, or a stage each in turn; and how stages lie on it.
 Given = Literal["whole", "groups", "stages"]
@@ -146,6 +147,9 @@ def _costed(
     group: tuple[tuple[Task, ...], Sequence[float]],
 ) -> LaidOut | None:
     tasks, beside_bytes = group
+    if is_mixed(blocks):
+        mixed = mixed_stage(columns, classes, blocks, stages, tasks=tasks, beside_bytes=beside_bytes)
+        return None if mixed is None else LaidOut(stages=mixed.stages, cost=mixed.cost, used=mixed.used)
     beside = [held for b, held in zip(blocks, beside_bytes or (0.0,) * len(blocks), strict=True) for _ in range(b.pp)]
     cluster = columns.cost.problem.cluster
     places = [tuple(classes[i].place for i in dict.fromkeys(ix)) for ix in stages]

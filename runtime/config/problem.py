@@ -73,7 +73,9 @@ def problem_from_config(
         dtype = config.model.rollout_dtype or config.model.dtype
         model = replace(model, dtype_bytes=_DTYPE_BYTES[dtype])
     planner = config.planner
-    capabilities = Capabilities(task_groups=2, colocate=True)  # the whole plan space
+    capabilities = Capabilities(
+        train_mixed_dp=planner.mixed_ranks, task_groups=2, colocate=True
+    )  # the whole plan space
     if planner.capabilities == "runtime":
         capabilities = replace(Capabilities.single_device_roles(), rollout_max_running=config.sampling.max_running)
     return Problem(

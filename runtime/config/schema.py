@@ -245,7 +245,17 @@ class PlannerSection(Section):
     capabilities: Literal["runtime", "unrestricted"] = Field(
         "runtime", description="runtime: what `hexctl up` can run; unrestricted: any plan of the plan space"
     )
+    mixed_ranks: bool = Field(
+        False,
+        description="with unrestricted: the trainer's DP ranks may be of two kinds, with token shares by speed; no export can say so",
+    )
     solve_time: Seconds = Field(10.0, validate_default=True, description="seconds the planner process may take")
+
+    @model_validator(mode="after")
+    def _runnable(self) -> "PlannerSection":
+        if self.mixed_ranks and self.capabilities == "runtime":
+            raise ValueError('planner.mixed_ranks needs planner.capabilities = "unrestricted": hexctl up cannot run it')
+        return self
 
 
 class ConsentSection(Section):
