@@ -96,6 +96,7 @@ class ReplicaLoop:
         self._refused: tuple[str, float] | None = None  # digest of weights that failed, when to try again
         self._failure = ""
         self._rate = _Rate()
+        self._decode_steps, self._busy_s = 0, 0.0
         self._token_at: float | None = None
         self._goodbye_at: float | None = None
         self._phase: LoopPhase = "starting"
@@ -205,6 +206,7 @@ class ReplicaLoop:
         if tokens:
             self._token_at = now
         self._rate.add(now - started, tokens)
+        self._decode_steps, self._busy_s = self._decode_steps + bool(tokens), self._busy_s + now - started
         return bool(appends)
 
     def _all_due(self) -> bool:
@@ -282,6 +284,8 @@ class ReplicaLoop:
             decode_tokens_per_s=self._rate.per_s,
             decode_running=self._rate.per_step,
             host_lag_share=lag,
+            decode_steps=self._decode_steps,
+            busy_s=self._busy_s,
         )
 
     def _look(self) -> ReplicaLevel:
