@@ -50,7 +50,8 @@ def tables(draw: st.DrawFn) -> KindTables:
         links=tuple(
             draw(
                 st.lists(
-                    st.builds(LinkPoint, path=st.just("peer"), size_bytes=seconds, bytes_per_s=seconds, to=names, latency_s=st.none() | seconds),
+                    st.builds(LinkPoint, path=st.just("peer"), size_bytes=seconds, bytes_per_s=seconds, to=names,
+                              latency_s=st.none() | seconds),
                     **many,
                 )
             )
