@@ -26,7 +26,7 @@ class DeviceKind:
     price_usd_per_h: float | None = None  # None: no price configured; never 0 for "unknown"
     launch_s: float = 2.0e-5  # floor of one decode step a layer's kernels cost (launch overhead)
     train_efficiency: float = 1.0  # measured over modelled training rate; 1: not calibrated
-    rollout_efficiency: float = 1.0  # measured over modelled generation rate, of everything a replica does; 1: not calibrated
+    rollout_efficiency: float = 1.0  # measured over modelled generation rate; 1: not calibrated
     source: str = ""  # where the figures come from
     paced: bool = False  # real work on a CPU at a declared speed
 

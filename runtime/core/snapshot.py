@@ -52,7 +52,7 @@ def snapshot(
     usd_per_h = fleet_usd_per_h(facts.kinds, (d.kind for d in state.present))
     flow = None if obs is None or obs.flow is None else flow_view(obs.flow, usd_per_h, facts.groups_per_batch)
     calibrating = calibrating or Calibrating()
-    looked_up = sources(state, obs, memory.rates, facts.kinds, facts.limits, calibrating)
+    looked_up = sources(state, obs, memory.rates, facts.kinds, facts.limits, calibrating=calibrating)
     return Snapshot(
         seq=seq,
         at_s=now_s,

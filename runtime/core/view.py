@@ -118,6 +118,7 @@ def sources(
     rates: Mapping[str, Rate],
     kinds: Mapping[str, DeviceKind],
     limits: Limits,
+    *,
     calibrating: Calibrating,
 ) -> Sources:
     """Look everything up once, so that a fleet of thousands stays cheap."""
