@@ -116,7 +116,10 @@ def _reference(name: str, kind: DeviceKind) -> ModelSpec:
 
 def _modelled_decode(problem: Problem, kind: DeviceKind, rate: EngineRate) -> float:
     # Two tokens of response have a mean context of one beyond the prompt.
-    lengths = Lengths(mean_tokens=max(1, rate.context - 1), max_tokens=rate.context), Lengths(mean_tokens=2, max_tokens=2)
+    lengths = (
+        Lengths(mean_tokens=max(1, rate.context - 1), max_tokens=rate.context),
+        Lengths(mean_tokens=2, max_tokens=2),
+    )
     workload = Workload(prompts_per_step=1, responses_per_prompt=1, prompt=lengths[0], response=lengths[1])
     ctx = context_of(_like(problem, kind, _reference(rate.model, kind), workload))
     shape = ReplicaShape(kind=kind.name, tp=rate.tp, pp=rate.pp)

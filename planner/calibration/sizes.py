@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from planner.model import ModelSpec
 
 
-def _spec(
+def _spec(  # noqa: PLR0917 - a table's columns
     name: str, hidden: int, intermediate: int, layers: int, heads: int, kv: int, dim: int, vocab: int
-) -> ModelSpec:  # noqa: PLR0917
+) -> ModelSpec:
     return ModelSpec(
         name=name,
         hidden=hidden,

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Collection, Mapping
 
+from planner.calibrated import calibrated
+from planner.calibration import Calibration
 from planner.catalogue import CATALOGUE
 from planner.cluster import Cluster, Device, DeviceKind, Link
 from planner.model import ModelSpec
@@ -63,8 +65,9 @@ def problem_from_config(
     *,
     overrides: tuple[Override, ...] = (),
     in_force: Plan | None = None,
+    calibration: Calibration | None = None,
 ) -> Problem:
-    """The planner's problem for this configuration on that cluster.
+    """The planner's problem for this configuration on that cluster, with kinds as fast as `calibration` says.
 
     The model is planned in the dtype it generates with; `shape` models keep the dtype of their own config. Raises
     ConfigError (or the planner's InvalidInput) for values that cannot go together.
@@ -76,7 +79,7 @@ def problem_from_config(
     capabilities = Capabilities(task_groups=2, colocate=True)  # the whole plan space
     if planner.capabilities == "runtime":
         capabilities = replace(Capabilities.single_device_roles(), rollout_max_running=config.sampling.max_running)
-    return Problem(
+    problem = Problem(
         cluster=cluster,
         model=model,
         workload=workload_from_config(config),
@@ -87,6 +90,10 @@ def problem_from_config(
         in_force=in_force,
         seed=config.run.seed,
     )
+    # Rates are of our own engine and trainer: they say nothing of plans for another system.
+    if calibration is None or planner.capabilities != "runtime":
+        return problem
+    return calibrated(problem, calibration)
 
 
 def workload_from_config(config: Config) -> Workload:

@@ -246,6 +246,9 @@ class PlannerSection(Section):
         "runtime", description="runtime: what `hexctl up` can run; unrestricted: any plan of the plan space"
     )
     solve_time: Seconds = Field(10.0, validate_default=True, description="seconds the planner process may take")
+    calibration: Path | None = Field(
+        None, description='file of `hexctl profile`; default: calibration.json in run.root if there; "none": none'
+    )
 
 
 class ConsentSection(Section):

@@ -61,6 +61,7 @@ class Order:
 
     quick: bool = False
     paced: tuple[str, ...] = ()
+    cpu: bool = True  # the CPU's kernels, where there is no card
     only: tuple[Part, ...] = ()  # none: everything
 
 
@@ -85,9 +86,8 @@ def agenda(machine: Machine, order: Order) -> tuple[Item, ...]:
     kinds: dict[str, int] = {}
     for i, card in enumerate(machine.cards):
         kinds.setdefault(card.kind, i)
-    if order.paced:
-        items += [_paced(kind, order) for kind in order.paced]
-    elif not machine.cards:
+    items += [_paced(kind, order) for kind in order.paced]
+    if order.cpu and not machine.cards:
         items += _kernels("host-cpu", 0, order, gpu=False)
         items += _engine("host-cpu", 0, ("reference-1m", "reference-10m"), order)
         items += _collectives("host-cpu", min(4, max(2, machine.cores)), order, gpu=False)

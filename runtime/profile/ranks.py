@@ -157,12 +157,14 @@ def _once(call: Callable[[], object], device: object) -> float:
         began = time.perf_counter()
         call()
         return time.perf_counter() - began
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    from runtime.profile.timing import event
+
+    begin, end = event(), event()
     begin.record()
     call()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / 1e3
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 if __name__ == "__main__":

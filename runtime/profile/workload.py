@@ -121,7 +121,7 @@ def trainer_rates(
     """Tokens a second of optimiser steps of the torch trainer, without its files."""
     spec = REFERENCE_MODELS[model]
     gpu = device.type == "cuda"
-    lengths = ((512, 512),) if gpu else ((32, 32),)
+    lengths: tuple[tuple[int, int], ...] = ((512, 512),) if gpu else ((32, 32),)
     if gpu and not quick:
         lengths = (*lengths, (512, 1536))
     samples = 16 if gpu else 8
