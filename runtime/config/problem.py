@@ -2,9 +2,8 @@
 
 import difflib
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
-from planner.calibrated import calibrated
-from planner.calibration import Calibration
 from planner.catalogue import CATALOGUE
 from planner.cluster import Cluster, Device, DeviceKind, Link
 from planner.model import ModelSpec
@@ -15,6 +14,9 @@ from planner.record import replace
 from planner.workload import Lengths, Workload
 from runtime.config.schema import Config, DeviceSection, FarLinkSection, KindSection, LinkSection, RegionsSection
 from runtime.errors import ConfigError
+
+if TYPE_CHECKING:  # it costs numpy to import
+    from planner.calibration import Calibration
 
 # Assumption where the file names no link: 100 Gbit/s Ethernet between machines.
 DEFAULT_LINK = Link(latency_s=1e-4, bytes_per_s=1.25e10)
@@ -65,7 +67,7 @@ def problem_from_config(
     *,
     overrides: tuple[Override, ...] = (),
     in_force: Plan | None = None,
-    calibration: Calibration | None = None,
+    calibration: "Calibration | None" = None,
 ) -> Problem:
     """The planner's problem for this configuration on that cluster, with kinds as fast as `calibration` says.
 
@@ -93,6 +95,8 @@ def problem_from_config(
     # Rates are of our own engine and trainer: they say nothing of plans for another system.
     if calibration is None or planner.capabilities != "runtime":
         return problem
+    from planner.calibrated import calibrated
+
     return calibrated(problem, calibration)
 
 
