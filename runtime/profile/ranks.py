@@ -107,7 +107,9 @@ def _rank(rank: int, world: int, backend: str, store: str, budget_s: float, size
     import torch
     import torch.distributed as dist
 
-    device = torch.device("cuda:0" if backend == "nccl" else "cpu")
+    device = torch.device("cuda:0" if backend == "nccl" else "cpu")  # the only card that this rank sees
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     dist.init_process_group(
         backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=EXTRA_S)
     )

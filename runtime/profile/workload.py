@@ -1,5 +1,6 @@
 """Rates of the product's own engine and trainer: at reference sizes on a card or CPU, and as paced devices are held to."""
 
+import gc
 import tempfile
 import time
 from collections.abc import Callable
@@ -79,7 +80,11 @@ def engine_rates(
 
     out: list[EngineRate] = []
     for running in levels:
+        # A cache is copied when it grows: twice its size, for what a short bench decodes beyond the prompts.
+        if gpu and 2 * running * (prompt + 512) * spec.kv_bytes_per_token > torch.cuda.mem_get_info(device)[0] / 2:
+            break
         done = bench(running, prompt, new)
+        _release(device)
         if stop() or not done.steps:
             return tuple(out)
         out.append(_decode_rate(spec, running, prompt + min(new, done.steps) // 2, done.tokens / done.busy_s))
@@ -89,6 +94,13 @@ def engine_rates(
     if not stop() and cost.prefill_s > 0:
         out.append(_prefill_rate(spec, some, prompt, cost))
     return tuple(out)
+
+
+def _release(device: torch.device) -> None:
+    """Give the memory of an engine that is gone back to the card."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _decode_rate(spec: ModelSpec, running: int, context: int, tokens_per_s: float) -> EngineRate:
