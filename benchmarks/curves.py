@@ -123,14 +123,20 @@ def sheets(raw: Path) -> dict[str, dict[str, Sheet]]:
 
 def table(points: Points, axes: Sequence[Sequence[int]], work: Any, sheet: Sheet) -> Table:
     """The slowness at a grid of shapes; `work(*shape)` gives (FLOPs, bytes)."""
+    have = [{s[i] for s in points} for i in range(len(axes))]
+    axes = [[c for c in a if c in h] for a, h in zip(axes, have, strict=True)]  # a thinned sample lacks some
     floor = min(points.values())
     values = np.full(tuple(len(a) for a in axes), np.nan)
     for at in np.ndindex(*values.shape):
         shape = tuple(a[i] for a, i in zip(axes, at, strict=True))
         if shape in points:
-            values[at] = math.log2(points[shape] / (floor + float(roof(*work(*shape), sheet))))
+            values[at] = math.log2(points[shape] / (floor + _roof_s(work(*shape), sheet)))
     kept = tuple(np.log2(np.array(a, dtype=float)) for a in axes)
     return Table(floor_s=floor, slowness=Grid(axes=kept, values=filled(values)))
+
+
+def _roof_s(work: tuple[Any, Any], sheet: Sheet) -> float:
+    return float(roof(work[0], work[1], sheet))
 
 
 def width_of(dtype: str) -> int:
