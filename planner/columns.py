@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster import Link
-from planner.cost.flops import compute_rate, head_flops, layer_flops
+from planner.cost.flops import head_flops, layer_flops, train_rate
 from planner.cost.memory import stage_fits, task_state_bytes, task_working_bytes
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, local_link
@@ -143,7 +143,7 @@ class Columns:
         kind = ctx.kind(block.kind)
         local = local_link(ctx.cluster, kind)
         stage = StageShape(kind=block.kind, dp=block.dp, tp=block.tp, layers=1, spread=Spread(nodes=1, local=local))
-        rate = compute_rate(ctx, kind, ctx.m.longest, block.tp) * kind.train_efficiency
+        rate = train_rate(ctx, kind, ctx.m.longest, block.tp)
         return Column(
             weight=rate * block.tp * block.dp,
             plain_s=sum(layer_s(ctx, stage, share=1.0, recompute=False, task=t) for t in self.tasks),

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from planner.calibration.records import Calibration
 from planner.cluster import Cluster
 from planner.errors import InvalidInput
 from planner.model import ModelSpec
@@ -65,6 +66,7 @@ class Problem:
     in_force: Plan | None = None  # ties are broken towards it
     seed: int = 0
     caps: tuple[Cap, ...] = ()
+    calibration: Calibration | None = None  # measured points, preferred to the tables of the package
     switch_s: float = 0.0  # seconds of production one device loses when its placement changes
     switch_horizon_s: float = 3600.0  # over which a better plan must have paid for its switches
 

@@ -6,13 +6,14 @@ takes. Efficiency is the inverse. A kind without a table is given the geometric 
 likened to, at its own roof.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from planner.calibration.grid import NONE, Array, Correction, Grid
+from planner.calibration.grid import Array, Correction, Grid
 from planner.record import record
 
 ROOF_NORM = 1.5
@@ -36,11 +37,10 @@ class Table:
 
     floor_s: float
     slowness: Grid
-    fix: Correction = NONE  # by points measured on the user's own card
 
     def seconds(self, roof_s: Array, *shape: ArrayLike) -> Array:
         """Seconds of a kernel at a shape whose roof is known."""
-        out: Array = (self.floor_s + roof_s) * self.slowness.at(*shape) * self.fix.at(*shape)
+        out: Array = (self.floor_s + roof_s) * self.slowness.at(*shape)
         return out
 
 
@@ -108,13 +108,21 @@ class Curves:
     sources: tuple[KindCurves, ...]
     sheets: Mapping[str, Sheet]
     own: bool  # the table is this kind's; only then do its collectives count
+    fixes: Mapping[str, Correction] = dataclasses.field(default_factory=dict)  # by points of the user's own cards
+
+    def _fixed(self, what: str, seconds: Array, *shape: ArrayLike) -> Array:
+        fix = self.fixes.get(what)
+        return seconds if fix is None else seconds * fix.at(*shape)
 
     def gemm_s(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str = "bf16") -> Array:
         """Seconds of one matrix product."""
         dtype = dtype if all(dtype in c.gemm for c in self.sources) and dtype in self.sheets else "bf16"
         flops, size = gemm_work(m, n, k, 1 if dtype == "fp8" else 2)
         at = roof(flops, size, self.sheets[dtype])
-        return _mean([c.gemm[dtype].seconds(at, m, n, k) for c in self.sources])
+        found = _mean([c.gemm[dtype].seconds(at, m, n, k) for c in self.sources])
+        # No card is above its peak, which a table carried to a card with far more bandwidth a FLOP could say.
+        found = np.maximum(found, flops / self.sheets[dtype].peak_flops)
+        return self._fixed(dtype, found, m, n, k)
 
     def decode_s(self, batch: ArrayLike, context: ArrayLike, kv_heads: ArrayLike, per_kv: ArrayLike) -> Array:
         """Seconds of one layer's attention for one new token of each of `batch` samples."""
@@ -129,12 +137,13 @@ class Curves:
                 gain = 1 / mine.hbm_bytes_per_s - 1 / theirs.hbm_bytes_per_s
                 seconds = np.maximum(seconds + size / c.hbm_share * gain, size / mine.hbm_bytes_per_s)
             found.append(seconds)
-        return _mean(found)
+        return self._fixed("decode", _mean(found), *shape)
 
     def prefill_s(self, batch: ArrayLike, tokens: ArrayLike, heads: ArrayLike) -> Array:
         """Seconds of one layer's causal attention over `batch` prompts of `tokens` each."""
         at = roof(*prefill_work(batch, tokens, heads), self.sheets["bf16"])
-        return _mean([c.prefill.seconds(at, batch, tokens, heads) for c in self.sources])
+        found = _mean([c.prefill.seconds(at, batch, tokens, heads) for c in self.sources])
+        return self._fixed("prefill", found, batch, tokens, heads)
 
     def collective_s(self, op: str, ranks: int, size_bytes: ArrayLike) -> Array | None:
         """Seconds of a collective inside one host; None where this kind's host was not measured so."""

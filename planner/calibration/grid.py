@@ -100,6 +100,3 @@ def correction(coordinates: Sequence[Sequence[float]], measured: ArrayLike, pred
     """The correction that makes `predicted` seconds `measured` at those shapes."""
     ratio = np.log(np.asarray(measured, dtype=float) / np.asarray(predicted, dtype=float))
     return Correction(points=np.log2(np.asarray(coordinates, dtype=float)), log_ratio=ratio)
-
-
-NONE = Correction(points=np.zeros((0, 1)), log_ratio=np.zeros(0))

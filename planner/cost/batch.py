@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from planner.cluster import DeviceKind, Link
 from planner.cost.context import Context
-from planner.cost.flops import hbm_rate, head_flops, layer_flops
+from planner.cost.flops import hbm_rate, head_flops, layer_flops, train_attention_rate
 from planner.cost.memory import activation_bytes_per_token, state_bytes_per_param
 from planner.cost.training import MICRO_SEQUENCES, passes, split_layers
 from planner.plan import Task
@@ -168,6 +168,7 @@ class Batch:
             self.rounds.append(rounds)
             if (rounds == 1).all():
                 break
+        self._by_degree: dict[int, list[tuple[int, Ints]]] = {}
         self._ways: dict[Task, list[_Way]] = {}
         self._states: dict[Task, Array] = {}
         self._groups: dict[frozenset[Task], tuple[Array, Array]] = {}
@@ -299,7 +300,7 @@ class Batch:
         out.dp, out.tp = self.dp[:, at], self.tp[:, at]
         out.rounds = [r[at] for r in self.rounds]
         out.size = len(out.stages)
-        out._ways, out._states, out._groups = {}, {}, {}
+        out._ways, out._states, out._groups, out._by_degree = {}, {}, {}, {}
         return out
 
     def _timed(self, task: Task, step: int, recompute: bool) -> Array:
@@ -310,9 +311,12 @@ class Batch:
         tokens = samples * ctx.m.sequence
         kinds = self._kinds()
         rate = self._rate(ctx, tokens) * self.tp
-        flops = tokens * layer_flops(model, 1, 0) + samples * ctx.m.sequence2 * layer_flops(model, 0, 1)
+        attend = samples * ctx.m.sequence2 * layer_flops(model, 0, 1) / self._attention_rate(ctx, rate, trains)
         hbm = self._column([hbm_rate(ctx, k) for k in kinds])
-        layer_s = layer_passes * flops / rate + 2 * layer_passes * tokens * self._activation(task) / hbm
+        layer_s = (
+            layer_passes * (tokens * layer_flops(model, 1, 0) / rate + attend)
+            + 2 * layer_passes * tokens * self._activation(task) / hbm
+        )
         hidden = tokens * model.hidden * model.dtype_bytes
         over = layer_passes - (1 if trains else 0)
         layer_s = layer_s + 2 * over * self._ring(self._links("local"), hidden, self.tp, 2)
@@ -379,9 +383,15 @@ class Batch:
         return np.stack([first] * 4 + [self.second.skew] * 4)
 
     def _rate(self, ctx: Context, tokens: Array) -> Array:
-        """`compute_rate` times the kind's training efficiency."""
+        """`train_rate`."""
         out = np.empty(tokens.shape)
         for row, kind in enumerate(self._kinds()):
+            if ctx.rates.curves(kind) is not None:
+                if row % 4 == 0:  # the parts of a block have its kind and TP
+                    for tp, at in self._degrees(row):
+                        rate = ctx.rates.product_rate(kind, ctx.model, tp, tokens[row : row + 4, at])
+                        out[row : row + 4, at] = ctx.a.train_products * rate * kind.train_efficiency
+                continue
             if kind.paced:
                 out[row] = kind.peak_flops * kind.train_efficiency
                 continue
@@ -390,6 +400,24 @@ class Batch:
             curve = rows / (rows + ctx.a.gemm_half_tokens) * width / (width + ctx.a.gemm_half_width)
             out[row] = kind.peak_flops * ctx.a.gemm_ceiling * curve * kind.train_efficiency
         return out
+
+    def _attention_rate(self, ctx: Context, rate: Array, trains: bool) -> Array:
+        """`train_attention_rate` of the TP groups, `rate` (theirs for products) where there is none."""
+        out = rate.copy()
+        for row, kind in enumerate(self._kinds()):
+            if row % 4 == 0 and ctx.rates.curves(kind) is not None:
+                for tp, at in self._degrees(row):
+                    found = train_attention_rate(ctx, kind, tp, backward=trains)
+                    assert found is not None, "the kind has curves"
+                    out[row : row + 4, at] = found * tp
+        return out
+
+    def _degrees(self, row: int) -> list[tuple[int, Ints]]:
+        """(TP, shapes that have it) of the block that `row` is a part of."""
+        if row not in self._by_degree:
+            of = self.tp[row]
+            self._by_degree[row] = [(tp, np.flatnonzero(of == tp)) for tp in sorted(set(of.tolist()))]
+        return self._by_degree[row]
 
     def _links(self, name: str) -> tuple[Array, Array]:
         """(latency, bytes/s) of a link of each part's block; no link costs nothing."""

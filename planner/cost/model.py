@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from planner.calibration.records import Calibration
 from planner.cluster import Link
 from planner.cost.assumptions import Assumptions
 from planner.cost.context import context_of
@@ -32,9 +33,13 @@ class Scored:
 class CostModel:
     """Costs of one problem. Pure: the same question gets the same answer; answers are remembered in the instance."""
 
-    def __init__(self, problem: Problem, assumptions: Assumptions | None = None) -> None:
+    def __init__(
+        self, problem: Problem, assumptions: Assumptions | None = None, calibration: Calibration | None = None
+    ) -> None:
+        """`calibration`: points measured on the user's own cards; preferred to the problem's, and these to the tables that come
+        with the package."""
         self.problem = problem
-        self.context = context_of(problem, assumptions)
+        self.context = context_of(problem, assumptions, calibration)
         self.moments = self.context.m
         self.rules: Rules = rules_of(problem.workload, self.moments)
         self.places = {d.id: Place(node=d.node, kind=d.kind, region=d.region) for d in problem.cluster.devices}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from planner.cluster import Link
 from planner.cost.context import Context
-from planner.cost.flops import compute_rate, hbm_rate, head_flops, layer_flops
+from planner.cost.flops import hbm_rate, head_flops, layer_flops, train_attention_rate, train_rate
 from planner.cost.lengths import quantiles
 from planner.cost.memory import (
     activation_bytes_per_token,
@@ -129,8 +129,10 @@ def layer_s(ctx: Context, stage: StageShape, *, share: float, recompute: bool, t
     layer_passes, _ = passes(ctx.workload, recompute, task)
     samples = ctx.workload.samples_per_step * share / stage.dp
     tokens = samples * ctx.m.sequence
-    rate = compute_rate(ctx, kind, tokens, stage.tp) * kind.train_efficiency * stage.tp
-    products = layer_passes * layer_flops(model, tokens, samples * ctx.m.sequence2) / rate
+    rate = train_rate(ctx, kind, tokens, stage.tp)
+    attention_rate = train_attention_rate(ctx, kind, stage.tp, backward=task in TRAINING) or rate
+    attention = layer_flops(model, 0, samples * ctx.m.sequence2) / (attention_rate * stage.tp)
+    products = layer_passes * (layer_flops(model, tokens, 0) / (rate * stage.tp) + attention)
     # Between the products every kept activation is written and read once a pass.
     moved = 2 * layer_passes * tokens * activation_bytes_per_token(model, stage.tp) / hbm_rate(ctx, kind)
     # Two all-reduces a layer for each pass over it: forward, backward, recomputation (backward counts as two passes).
@@ -145,7 +147,7 @@ def head_s(ctx: Context, stage: StageShape, *, share: float, task: Task = "actor
     kind = ctx.kind(stage.kind)
     _, head_passes = passes(ctx.workload, False, task)
     tokens = ctx.batch_tokens * share / stage.dp
-    rate = compute_rate(ctx, kind, tokens, stage.tp) * kind.train_efficiency * stage.tp
+    rate = train_rate(ctx, kind, tokens, stage.tp) * stage.tp
     return head_passes * head_flops(ctx.model, tokens) / rate
 
 

@@ -92,9 +92,11 @@ def problem_from_config(
         in_force=in_force,
         seed=config.run.seed,
     )
-    # Rates are of our own engine and trainer: they say nothing of plans for another system.
-    if calibration is None or planner.capabilities != "runtime":
+    if calibration is None:
         return problem
+    problem = replace(problem, calibration=calibration)
+    if planner.capabilities != "runtime":
+        return problem  # rates are of our own engine and trainer: they say nothing of plans for another system
     from planner.calibrated import calibrated
 
     return calibrated(problem, calibration)

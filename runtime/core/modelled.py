@@ -1,7 +1,7 @@
 """The cost model beside a run: how long measured work should have taken, and problems with calibration factors in them. Pure."""
 
 from planner.cluster import Cluster
-from planner.cost.decode import ReplicaShape, decode_step_s, prefill_s
+from planner.cost.decode import ReplicaShape, decode_step_s, prefill_felt, prefill_s
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, local_link
 from planner.cost.training import StageShape, TrainerShape
@@ -31,7 +31,9 @@ class CostedWork:
         if work.prefill_tokens:
             # Recomputed prefixes and prompts together: each as long as a running sample's context, on average.
             length = ctx.m.context2 / ctx.m.context
-            seconds += prefill_s(ctx, shape, work.prefill_tokens, work.prefill_tokens * length)
+            seconds += prefill_felt(ctx, shape) * prefill_s(
+                ctx, shape, work.prefill_tokens, work.prefill_tokens * length
+            )
         return Modelled(seconds=seconds, tokens_per_s=work.tokens / seconds)
 
     def train(self, devices: tuple[str, ...], work: Work) -> Modelled | None:
