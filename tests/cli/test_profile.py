@@ -7,7 +7,7 @@ import pytest
 
 from hexctl.cli.main import main
 from hexctl.cli.render.profile import profile_text
-from planner.calibration import Calibration, EngineRate, KindTables, Provenance, TrainerRate, encode
+from planner.calibration import Calibration, EngineRate, GemmPoint, KindTables, Provenance, TrainerRate, encode
 from runtime.config.calibration import calibration_file, load_calibration
 from runtime.config.load import load_config
 from runtime.errors import ConfigError
@@ -137,3 +137,28 @@ def test_a_document_in_words() -> None:
         assert words in text
     nothing = profile_text({"dry_run": False, "file": None, "nodes": [lost], "kinds": [], "notes": []})
     assert nothing.startswith("nothing was measured")
+
+
+def test_kernels_count_for_every_plan_and_rates_for_our_own_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    card = Provenance(source="a test", how="measured", device="NVIDIA H100 80GB HBM3")
+    slow = tuple(GemmPoint(m=m, n=4096, k=4096, dtype="bf16", seconds=1e-5 + m * 4e-7) for m in (16, 256, 4096))
+    rate = EngineRate(
+        phase="decode", model="reference-0.6b", params=1, tp=1, running=64, context=600, tokens_per_s=4000.0
+    )
+    for name, tables in (
+        ("kernels", KindTables(kind="H100", provenance=card, gemm=slow)),
+        ("rates", KindTables(kind="H100", provenance=card, engine=(rate,))),
+    ):
+        path = tmp_path / f"{name}.json"
+        path.write_text(encode(Calibration(kinds=(tables,))))
+        capfd.readouterr()
+        found = {}
+        for calibration in ("none", str(path)):
+            assert main(["plan", "h100-7", "-o", "json", "--evaluations", "300", "--calibration", calibration]) == 0
+            found[calibration] = json.loads(capfd.readouterr().out)["tokens_per_s"]
+        if name == "kernels":
+            assert found[str(path)] < found["none"]
+        else:
+            assert found[str(path)] == found["none"]
