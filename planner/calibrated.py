@@ -29,13 +29,28 @@ _STEPS = 26  # of a bisection in logarithms
 _SAMPLES = 16  # of the batch a trainer rate is held against: the rate of one batch, whatever its size
 
 
+OURS = "hexctl profile"  # how the provenance of our own engine's and trainer's rates begins
+
+
+def kernels_of(calibration: Calibration) -> Calibration:
+    """The calibration without the rates of our own engine and trainer: they say nothing of plans for another system, and
+    for our own they count as efficiencies (`calibrated`), not a second time. Rates measured otherwise stay."""
+    return Calibration(
+        kinds=tuple(
+            replace(t, engine=(), trainer=()) if t.provenance.source.startswith(OURS) else t for t in calibration.kinds
+        )
+    )
+
+
 def calibrated(problem: Problem, calibration: Calibration) -> Problem:
-    """The problem with every kind that has rates in the calibration as fast as those say; others as they are."""
+    """The problem with every kind that has rates of ours in the calibration as fast as those say; others as they are."""
     kinds = dict(problem.cluster.kinds)
     for name, kind in kinds.items():
         tables = calibration.of(name)
         if tables is None or (tables.provenance.how == "paced") != kind.paced:
             continue  # a paced device never has a card's figures, nor a card those of a paced device
+        if not tables.provenance.source.startswith(OURS):
+            continue  # of another engine
         kinds[name] = _paced(problem, kind, tables) if kind.paced else _reached(problem, kind, tables)
     if kinds == problem.cluster.kinds:
         return problem

@@ -66,9 +66,9 @@ class Problem:
     in_force: Plan | None = None  # ties are broken towards it
     seed: int = 0
     caps: tuple[Cap, ...] = ()
-    calibration: Calibration | None = None  # measured points, preferred to the tables of the package
     switch_s: float = 0.0  # seconds of production one device loses when its placement changes
     switch_horizon_s: float = 3600.0  # over which a better plan must have paid for its switches
+    calibration: Calibration | None = None  # measured on the user's own cards; None: the tables of the package
 
     def __post_init__(self) -> None:
         if self.switch_s < 0 or not self.switch_horizon_s > 0:

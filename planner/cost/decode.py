@@ -1,10 +1,11 @@
 """Rollout: decode as a roofline of compute and HBM with KV reads and a launch floor, prefill, prefix recomputation."""
 
+from planner.calibration.records import EngineRate
 from planner.cost.context import Context
 from planner.cost.flops import attend_flops, compute_rate, hbm_rate, head_flops, layer_flops, token_flops
 from planner.cost.memory import replica_kv_bytes_per_token
 from planner.cost.network import local_link, ring_s, send_s
-from planner.record import record
+from planner.record import record, replace
 
 
 @record
@@ -32,7 +33,21 @@ class Level:
 
 
 def decode_step_s(ctx: Context, shape: ReplicaShape, running: int) -> float:
-    """Seconds for one more token of every running sample, through all stages of the pipeline."""
+    """Seconds for one more token of every running sample, through all stages of the pipeline.
+
+    Where the user measured the engine with this model and shape, scaled so that the measured rates come out.
+    """
+    fix = ctx.rates.engine_fix(ctx.kind(shape.kind), ctx.model, shape.tp, shape.pp, lambda p: _modelled(ctx, shape, p))
+    return _step_s(ctx, shape, running) * (1.0 if fix is None else float(fix.at(running)))
+
+
+def _modelled(ctx: Context, shape: ReplicaShape, point: EngineRate) -> float:
+    """Tokens/s that the model says at a measured point's concurrency and context."""
+    there = replace(ctx, m=replace(ctx.m, context=float(point.context)))
+    return point.running / _step_s(there, shape, point.running)
+
+
+def _step_s(ctx: Context, shape: ReplicaShape, running: int) -> float:
     model, m, kind = ctx.model, ctx.m, ctx.kind(shape.kind)
     devices = shape.devices
     batch = max(1.0, running / shape.pp)  # the stages work on different parts of the batch

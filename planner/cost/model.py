@@ -36,8 +36,8 @@ class CostModel:
     def __init__(
         self, problem: Problem, assumptions: Assumptions | None = None, calibration: Calibration | None = None
     ) -> None:
-        """`calibration`: points measured on the user's own cards; preferred to the problem's, and these to the tables that come
-        with the package."""
+        """`calibration`: points measured on the user's own cards, preferred to the tables that come with the package; None:
+        those of the problem, if it has any."""
         self.problem = problem
         self.context = context_of(problem, assumptions, calibration)
         self.moments = self.context.m

@@ -5,14 +5,15 @@ Kinds of the catalogue have curves unless they are paced, a CPU, or the user's o
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from planner.calibration.curves import Curves
 from planner.calibration.fitted import curves_with
-from planner.calibration.grid import Array
-from planner.calibration.records import Calibration
+from planner.calibration.grid import Array, Correction, correction
+from planner.calibration.records import Calibration, EngineRate
 from planner.cluster import DeviceKind
 from planner.cost.kernels import decode_attention_s, head_s, prefill_attention_s, products, products_s, reduce_s
 from planner.model import ModelSpec
@@ -28,6 +29,7 @@ class Rates:
         self.calibration = calibration
         self._curves: dict[str, Curves | None] = {}
         self._products: dict[tuple[str, ModelSpec, int], tuple[Array, list[float]]] = {}
+        self._engines: dict[tuple[str, ModelSpec, int, int], Correction | None] = {}
         self._attention: dict[tuple[str, ModelSpec, int, float], float] = {}
 
     def curves(self, kind: DeviceKind) -> Curves | None:
@@ -76,6 +78,25 @@ class Rates:
             flops = 2 * tokens**2 * model.heads / tp * model.head_dim
             self._attention[key] = flops / float(prefill_attention_s(curves, model, 4, tokens, tp)) * 4
         return self._attention[key]
+
+    def engine_fix(
+        self, kind: DeviceKind, model: ModelSpec, tp: int, pp: int, modelled: Callable[[EngineRate], float]
+    ) -> Correction | None:
+        """Measured over modelled seconds of a decode step, by running samples; None where the engine was not measured with a
+        model of that size (within 2 %) on that shape. `modelled` gives tokens/s at a point."""
+        tables = None if self.calibration is None or kind.paced else self.calibration.of(kind.name)
+        if tables is None or not tables.engine:
+            return None
+        key = (kind.name, model, tp, pp)
+        if key not in self._engines:
+            mine = [
+                p
+                for p in tables.engine
+                if (p.phase, p.tp, p.pp) == ("decode", tp, pp) and abs(p.params / model.params - 1) < 0.02
+            ]
+            rates = [1 / p.tokens_per_s for p in mine], [1 / modelled(p) for p in mine]
+            self._engines[key] = correction([[p.running] for p in mine], *rates) if mine else None
+        return self._engines[key]
 
     def decode_layer_s(self, kind: DeviceKind, model: ModelSpec, tp: int, batch: float, context: float) -> float:
         """Seconds of one layer for one new token of each of `batch` samples, all-reduces apart."""

@@ -18,6 +18,7 @@ from planner.cost.memory import (
     task_working_bytes,
 )
 from planner.cost.network import Spread, ring_s, send_s, spread_collective_s
+from planner.cost.pipeline import pipeline_time
 from planner.plan import Task
 from planner.record import record, replace
 from planner.workflow import TRAINING, side_tasks
@@ -264,15 +265,12 @@ def _timed(ctx: Context, shape: TrainerShape, skew: Sequence[float], way: _Way) 
             update = max(update, moved / hbm_rate(ctx, kind))
         times.append(busy)
     borders = [crossing_s(ctx, link, share=share, task=task) for link in shape.links]
-    waits = [sum(borders[max(0, i - 1) : i + 1]) for i in range(n)]
-    slowest = max(range(n), key=lambda i: times[i] + waits[i])
-    # Bubbles: the other stages once, and the crossings the slowest stage does not take part in.
-    bubble = sum(times) - times[slowest] + sum(borders) - waits[slowest]
+    through = pipeline_time(times, borders, rounds)
     return TrainerCost(
-        train_s=rounds * (times[slowest] + waits[slowest]) + bubble + sync + update,
-        compute_s=rounds * times[slowest],
-        bubble_s=bubble,
-        communication_s=rounds * waits[slowest] + sync,
+        train_s=through.total_s + sync + update,
+        compute_s=through.busy_s,
+        bubble_s=through.bubble_s,
+        communication_s=through.wait_s + sync,
         recompute=recompute,
         micro_batches=rounds,
     )

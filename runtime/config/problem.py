@@ -94,12 +94,10 @@ def problem_from_config(
     )
     if calibration is None:
         return problem
-    problem = replace(problem, calibration=calibration)
-    if planner.capabilities != "runtime":
-        return problem  # rates are of our own engine and trainer: they say nothing of plans for another system
-    from planner.calibrated import calibrated
+    from planner.calibrated import calibrated, kernels_of
 
-    return calibrated(problem, calibration)
+    problem = replace(problem, calibration=kernels_of(calibration))
+    return calibrated(problem, calibration) if planner.capabilities == "runtime" else problem
 
 
 def workload_from_config(config: Config) -> Workload:

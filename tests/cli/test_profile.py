@@ -33,7 +33,7 @@ def measured(tmp_path: Path, step_s: float = 0.2, train: float = 3000.0) -> Path
         model="tiny", params=1, devices=1, sequence_tokens=17, micro_batch=8, recompute=False, tokens_per_s=train
     )
     tables = KindTables(
-        kind="fast", provenance=Provenance(source="a test", how="paced"), engine=engine, trainer=(trainer,)
+        kind="fast", provenance=Provenance(source="hexctl profile", how="paced"), engine=engine, trainer=(trainer,)
     )
     path = tmp_path / "measured.json"
     path.write_text(encode(Calibration(kinds=(tables,))))
@@ -142,7 +142,7 @@ def test_a_document_in_words() -> None:
 def test_kernels_count_for_every_plan_and_rates_for_our_own_alone(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    card = Provenance(source="a test", how="measured", device="NVIDIA H100 80GB HBM3")
+    card = Provenance(source="hexctl profile", how="measured", device="NVIDIA H100 80GB HBM3")
     slow = tuple(GemmPoint(m=m, n=4096, k=4096, dtype="bf16", seconds=1e-5 + m * 4e-7) for m in (16, 256, 4096))
     rate = EngineRate(
         phase="decode", model="reference-0.6b", params=1, tp=1, running=64, context=600, tokens_per_s=4000.0

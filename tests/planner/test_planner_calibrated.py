@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.calibrated import MOST, calibrated, line
+from planner.calibrated import MOST, calibrated, kernels_of, line
 from planner.calibration import Calibration, EngineRate, KindTables, Provenance, TrainerRate
 from planner.cost.decode import ReplicaShape, prefill_s
 from planner.cost.model import CostModel
@@ -28,7 +28,7 @@ def problem_of(name: str) -> Problem:
 
 
 LOCAL = problem_of("local")
-PACED = Provenance(source="a test", how="paced")
+PACED = Provenance(source="hexctl profile", how="paced")
 
 
 def rates(step_s: float, sample_s: float, prefill: float, train: float) -> KindTables:
@@ -74,7 +74,7 @@ def test_a_paced_kind_is_recovered_from_its_rates(step: float, sample: float, pr
 
 
 def test_a_card_never_takes_the_figures_of_a_paced_device_nor_the_other_way_round() -> None:
-    measured = replace(rates(0.1, 0.0, 3e4, 2e3), provenance=Provenance(source="a test", how="measured"))
+    measured = replace(rates(0.1, 0.0, 3e4, 2e3), provenance=Provenance(source="hexctl profile", how="measured"))
     assert calibrated(LOCAL, Calibration(kinds=(measured,))) is LOCAL
     cards = problem_of("h100-7")
     assert calibrated(cards, Calibration(kinds=(replace(rates(0.1, 0.0, 3e4, 2e3), kind="H100"),))) is cards
@@ -101,7 +101,10 @@ def card(decode: float, train: float) -> KindTables:
         tokens_per_s=40_000.0 * train,
     )  # fmt: skip
     return KindTables(
-        kind="H100", provenance=Provenance(source="a test", how="measured"), engine=(engine,), trainer=(trainer,)
+        kind="H100",
+        provenance=Provenance(source="hexctl profile", how="measured"),
+        engine=(engine,),
+        trainer=(trainer,),
     )
 
 
@@ -114,3 +117,24 @@ def test_a_line_is_recovered(a: float, b: float, xs: list[float]) -> None:
         assert found_a + found_b * x == pytest.approx(a + b * x, rel=1e-6)
     assert math.isfinite(found_a)
     assert found_b >= 0
+
+
+def test_rates_of_our_engine_count_once_and_those_of_others_stay_where_they_are() -> None:
+    """The model of the problem is of a reference size: the efficiency must not come on top of a correction of its own."""
+    cards = problem_of("h100-7")
+    small = load_model_spec(CONFIGS / "models" / "qwen3-0.6b.json")
+    cards = replace(cards, model=replace(small, dtype_bytes=2))
+    ours = Calibration(kinds=(card(0.3, 1.0),))
+    ours = Calibration(
+        kinds=tuple(replace(t, engine=tuple(replace(e, params=small.params) for e in t.engine)) for t in ours.kinds)
+    )
+    kept = kernels_of(ours)
+    assert kept.kinds[0].engine == ()
+    found = calibrated(replace(cards, calibration=kept), ours)
+    plain = CostModel(cards).level(ReplicaShape(kind="H100", tp=1), 64)
+    level = CostModel(found).level(ReplicaShape(kind="H100", tp=1), 64)
+    reached = found.cluster.kinds["H100"].rollout_efficiency
+    assert level.rate_tokens_per_s == pytest.approx(plain.rate_tokens_per_s * reached)
+    other = replace(ours.kinds[0], provenance=Provenance(source="vLLM on a desk", how="measured"))
+    assert kernels_of(Calibration(kinds=(other,))).kinds == (other,)
+    assert calibrated(cards, Calibration(kinds=(other,))) is cards
