@@ -23,11 +23,11 @@ from runtime.backends.ray.cluster import ADDRESS_VARIABLE
 from runtime.config.calibration import load_calibration
 from runtime.config.load import load_config
 from runtime.config.schema import Config
-from runtime.errors import RunError
+from runtime.errors import DeadlineError, RunError
 from runtime.profile.agenda import Machine, Order, agenda
-from runtime.profile.cluster import NodeOutcome, profile_cluster
+from runtime.profile.cluster import GRACE_S, NodeOutcome, profile_cluster
 from runtime.profile.find import this_machine
-from runtime.profile.measure import Progress, measure
+from runtime.profile.measure import LIMIT_S, QUICK_LIMIT_S, Progress, measure
 from runtime.profile.summary import kind_summary, merged_tables
 
 
@@ -53,7 +53,7 @@ class Teller:
 
     def __init__(self) -> None:
         self._nodes: dict[str, Progress] = {}
-        self._last = ""
+        self.last = ""
 
     def __call__(self, node: str, p: Progress) -> None:
         """One node got further."""
@@ -65,14 +65,14 @@ class Teller:
         text = f"{node}: {p.done + 1} of {p.of}, {p.what}, about {left_s:.0f} s left"
         if sys.stderr.isatty():
             sys.stderr.write(f"\r\x1b[K{text}")
-        elif text != self._last:
+        elif text != self.last:
             sys.stderr.write(text + "\n")
-        self._last = text
+        self.last = text
         sys.stderr.flush()
 
     def done(self) -> None:
         """Leave the line."""
-        if self._last and sys.stderr.isatty():
+        if self.last and sys.stderr.isatty():
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
@@ -146,15 +146,30 @@ def _here(  # noqa: PLR0917 - the parts of one call
     if dry_run:
         items = tuple(dataclasses.asdict(i) for i in agenda(machine, order))
         return NodeOutcome(node=machine.host, measured=None, items=items)
-    done = measure(
-        machine,
-        order,
-        config=config,
-        today=today,
-        on_progress=lambda p: tell(machine.host, p),
-        should_stop=stop,
-    )
+    limit_s = (QUICK_LIMIT_S if order.quick else LIMIT_S) + GRACE_S
+    watchdog = threading.Timer(limit_s, _give_up, (tell, limit_s))  # a kernel that hangs cannot be interrupted
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        done = measure(
+            machine,
+            order,
+            config=config,
+            today=today,
+            on_progress=lambda p: tell(machine.host, p),
+            should_stop=stop,
+        )
+    finally:
+        watchdog.cancel()
     return NodeOutcome(node=machine.host, measured=done)
+
+
+def _give_up(tell: Teller, limit_s: float) -> None:
+    """End a profile that does not."""
+    tell.done()
+    sys.stderr.write(f"error: not done within {limit_s:.0f} s; last: {tell.last}\n")
+    sys.stderr.flush()
+    os._exit(DeadlineError.exit_code)
 
 
 def _node_document(o: NodeOutcome) -> Mapping[str, Any]:

@@ -164,3 +164,23 @@ def test_of_several_nodes_the_one_with_most_points_is_kept_and_a_slow_one_is_nam
     assert [t.provenance.host for t in merged.kinds] == ["b"]
     assert notes == ("H100 of c computes at 0.50 of that of b, which is kept",)
     assert merged_tables([]) == (Calibration(), ())
+
+
+@pytest.mark.gpu
+def test_the_cards_of_this_machine() -> None:
+    """In a process of its own, as the command does it: the cards are chosen before torch is imported."""
+    env = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime.profile", "--quick"],
+        capture_output=True, text=True, timeout=240, check=False, cwd=ROOT, env=env,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [n["notes"] for n in document["nodes"]] == [[]]
+    for kind in document["kinds"]:
+        assert kind["how"] == "measured"
+        assert kind["gemm_flops"] > 1e13  # any card with matrix units
+        assert kind["copy_bytes_per_s"] > 1e11
+        assert kind["links_bytes_per_s"]["host_to_device"] > 1e9
+        assert {e["phase"] for e in kind["engine"]} == {"decode", "prefill"}
+        assert kind["trainer"]
