@@ -17,8 +17,15 @@ from benchmarks.validation.figures import Figure, figure, groups, positive_fit
 from planner.calibration.curves import Curves
 from planner.calibration.shipped import curves_of, shipped
 from planner.catalogue import CATALOGUE
+from planner.cluster import Cluster, Device, Link
+from planner.cost.context import context_of
 from planner.cost.kernels import TABLE_HEAD_DIM
+from planner.cost.network import Spread
+from planner.cost.training import StageShape, head_s, layer_s
+from planner.model import ModelSpec
+from planner.problem import Problem
 from planner.record import record
+from planner.workload import Lengths, Workload
 
 KINDS = {"a100_40gb": "A100-40", "a100_80gb": "A100-80", "h100_80gb": "H100"}
 HOSTS = {
@@ -52,6 +59,7 @@ class Row:
     tokens: int  # of the micro-batch
     seconds: float
     terms: tuple[float, ...]
+    planner_s: float  # what the planner's own formula says, FSDP's collectives behind compute
     flops: float  # of the model, forward and backward, as an MFU counts them
 
 
@@ -89,6 +97,7 @@ def rows(raw: Path) -> list[Row]:
             hidden, _, layers = SHAPES[r["model"]]
             tokens = batch * sequence
             recompute = r["activation_checkpointing"] == "True"
+            terms = _terms(c, r["model"], sequence, batch, host=HOSTS[k.name], recompute=recompute)
             out.append(
                 Row(
                     kind=k.name,
@@ -97,11 +106,34 @@ def rows(raw: Path) -> list[Row]:
                     gpus=int(r["gpus"]),
                     tokens=tokens,
                     seconds=tokens / float(r["throughput_t_s_gpu"]),
-                    terms=_terms(c, r["model"], sequence, batch, host=HOSTS[k.name], recompute=recompute),
+                    terms=terms,
+                    planner_s=max(_planner_s(k.name, r["model"], sequence, batch, recompute=recompute), terms[3]),
                     flops=tokens * (6 * float(r["numparams"]) + 12 * layers * hidden * sequence),
                 )
             )
     return out
+
+
+def _planner_s(kind: str, model: str, sequence: int, batch: int, *, recompute: bool) -> float:
+    """Seconds of a micro-batch by `planner.cost.training`. Its MLP is gated: two thirds of the width have as many FLOPs."""
+    hidden, heads, layers = SHAPES[model]
+    spec = ModelSpec(
+        name=model, hidden=hidden, intermediate=round(8 * hidden / 3), layers=layers, heads=heads, kv_heads=heads,
+        head_dim=hidden // heads, vocab=VOCAB, tied=True,
+    )  # fmt: skip
+    one = Lengths(mean_tokens=1, max_tokens=1)
+    rest = Lengths(mean_tokens=sequence - 1, max_tokens=sequence - 1)
+    link = Link(latency_s=0.0, bytes_per_s=1e11)  # no card of one sends anything over it
+    cluster = Cluster(
+        kinds={kind: CATALOGUE[kind]},
+        devices=(Device(id="d", kind=kind, node="n", index=0),),
+        same_kind=link,
+        cross_kind=link,
+    )
+    work = Workload(prompts_per_step=batch, responses_per_prompt=1, prompt=one, response=rest)
+    ctx = context_of(Problem(cluster=cluster, model=spec, workload=work))
+    stage = StageShape(kind=kind, dp=1, tp=1, layers=layers, spread=Spread(nodes=1, local=link))
+    return layers * layer_s(ctx, stage, share=1.0, recompute=recompute) + head_s(ctx, stage, share=1.0)
 
 
 def predicted(fitted: Sequence[Row], of: Sequence[Row]) -> np.ndarray:
@@ -153,6 +185,13 @@ def run(raw: Path) -> tuple[list[Figure], dict[str, float]]:
         for cut, chosen in cuts.items():
             if any(chosen):
                 out.append(figure(name, kind + cut, got[chosen], seconds[chosen], fitted="its other model sizes"))
+        plain = np.array([r.planner_s for r in mine])
+        for cut, chosen in {"": [True] * len(mine), **cuts}.items():
+            if any(chosen):
+                name_ = "Training, the planner's own formula"
+                out.append(
+                    figure(name_, kind + cut, plain[chosen], seconds[chosen], fitted="0.90 and 0.48, over all rows")
+                )
         others = [r for r in every if r.kind != kind]
         out.append(
             figure(f"{name}, held-out kind", kind, predicted(others, mine), seconds, fitted="the other two kinds")
