@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "wait": ("wait", "Wait until a figure of a run is as wished."),
     "export": ("export", "Write a run's weights as a Hugging Face folder."),
     "config": ("config", "Look at configurations."),
+    "profile": ("profile", "Measure this machine for the planner: kernels, links, engine and trainer."),
     "doctor": ("doctor", "Look at this machine: what is there, missing, left behind."),
 }
 

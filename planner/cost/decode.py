@@ -94,15 +94,19 @@ def prefill_s(ctx: Context, shape: ReplicaShape, tokens: float, tokens2: float) 
     return flops / (rate * shape.devices) + reduce / shape.pp
 
 
+def prefill_felt(ctx: Context, shape: ReplicaShape) -> float:
+    """Share of a prompt's prefill that those who decode wait for."""
+    return ctx.a.prefill_share if ctx.rates.curves(ctx.kind(shape.kind)) is not None else 1.0
+
+
 def replica_level(ctx: Context, shape: ReplicaShape, running: int) -> Level:
     """What a replica does with `running` samples at once."""
-    m = ctx.m
-    step = decode_step_s(ctx, shape, running)
+    m, reached = ctx.m, ctx.kind(shape.kind).rollout_efficiency
+    step = decode_step_s(ctx, shape, running) / reached
     # A sample that ends is replaced: its prompt's prefill stops the others, once a response.
-    start = prefill_s(ctx, shape, m.prompt, m.prompt2)
-    felt = ctx.a.prefill_share if ctx.rates.curves(ctx.kind(shape.kind)) is not None else 1.0
-    token_s = step + felt * running * start / m.response
-    again = prefill_s(ctx, shape, running * m.context, running * m.context2)
+    start = prefill_s(ctx, shape, m.prompt, m.prompt2) / reached
+    token_s = step + prefill_felt(ctx, shape) * running * start / m.response
+    again = prefill_s(ctx, shape, running * m.context, running * m.context2) / reached
     return Level(running=running, rate_tokens_per_s=running / token_s, tau_s=m.response * token_s, recompute_s=again)
 
 

@@ -339,6 +339,8 @@ def _resolve(config: Config, base: Path) -> Config:
         changes["task"] = config.task.model_copy(update={k: absolute(p) for k, p in named.items() if p is not None})
     if config.fleet.pacing is not None:
         changes["fleet"] = config.fleet.model_copy(update={"pacing": absolute(config.fleet.pacing)})
+    if config.planner.calibration is not None:
+        changes["planner"] = config.planner.model_copy(update={"calibration": absolute(config.planner.calibration)})
     return config.model_copy(update=changes)
 
 

@@ -250,6 +250,9 @@ class PlannerSection(Section):
         description="with unrestricted: the trainer's DP ranks may be of two kinds, with token shares by speed; no export can say so",
     )
     solve_time: Seconds = Field(10.0, validate_default=True, description="seconds the planner process may take")
+    calibration: Path | None = Field(
+        None, description='file of `hexctl profile`; default: calibration.json in run.root if there; "none": none'
+    )
 
     @model_validator(mode="after")
     def _runnable(self) -> "PlannerSection":
