@@ -40,6 +40,7 @@ class SimulatedFlow:
         self._loading: dict[str, int] = {}  # replica -> version on its way
         self.trainer: TrainerSpeed | None = None
         self._slow = 1.0
+        self._since_s = 0.0  # when the trainer entered its state
         self._batch: list[int] | None = None  # rows reserved for the step under way
         self._began_s: float | None = None  # when it began to compute; None: it does not
         self._ends_s = INF
@@ -118,6 +119,25 @@ class SimulatedFlow:
         """Steps take `factor` times as long, from the next one on."""
         self._slow = factor
 
+    def roll_back(self, version: int) -> None:
+        """Everything stops, and the run is as it was at `version`: what was sampled or trained since is wasted. Replicas
+        and trainer are gone."""
+        for name in list(self.numbers):
+            self.remove_replica(name, lost=False)
+        self.set_trainer(None)
+        g, books = self.groups, self.books
+        books.waste("restart", int(g.tokens[g.live].sum()))
+        undone = [s for s in books.steps if s.step >= version]
+        books.steps = [s for s in books.steps if s.step < version]
+        books.trained_tokens -= sum(s.trained_tokens for s in undone)
+        books.masked_tokens -= sum(s.masked_tokens for s in undone)
+        books.waste("rolled_back", sum(s.trained_tokens + s.masked_tokens for s in undone))
+        books.redone_steps += len(undone)
+        self.groups = GroupTable(self.rules.responses_per_prompt, len(g.live))
+        self.groups.admitted = version * self.policy.prompts_per_step
+        self.granting.restart(self.groups, version)
+        self._batch, self._complete, self._views, self._tried = None, [], {}, 0
+
     @property
     def between_steps(self) -> bool:
         """Whether the trainer computes nothing just now."""
@@ -143,6 +163,12 @@ class SimulatedFlow:
             self._try_step(self.now_s)
             self._happen()
         return "steps" if self._over() else ""
+
+    def idle_until(self, at_s: float) -> None:
+        """Nothing can happen before: time passes."""
+        h = at_s - self.now_s
+        if h > 0:
+            self._window(h)
 
     def _over(self) -> bool:
         return self.rules.steps is not None and self.version >= self.rules.steps
@@ -255,20 +281,22 @@ class SimulatedFlow:
         g = self.policy.prompts_per_step
         if not self._may_start() or len(self._complete) < g or self._complete[g - 1][0] > now_s:
             return
-        for count in range(max(g, self._tried + 1), len(self._complete) + 1):
-            moment = self._complete[count - 1][0]
+        count = max(g, self._tried + 1)
+        while count <= len(self._complete):
+            moment = max(self._complete[count - 1][0], self._since_s)
             if moment > now_s:
                 return
+            while count < len(self._complete) and self._complete[count][0] <= moment:
+                count += 1
             selection = self._selected(count)
-            self._give_up(selection.evicted)
             if selection.groups:
                 rows = {v.ordinal: row for row, v in self._views.items()}
-                self._reserve([rows[o] for o in selection.groups], max(moment, self._free_s))
+                self._reserve([rows[o] for o in selection.groups], moment)
+            self._give_up(selection.evicted)
+            if selection.groups or selection.evicted:
                 return
             self._tried, self.waits_for = count, selection.waits_for
-            if selection.evicted:
-                self._tried = 0
-                return
+            count += 1
 
     def _selected(self, count: int) -> Selection:
         """The rule's answer when the first `count` groups are complete."""
@@ -287,7 +315,8 @@ class SimulatedFlow:
         self._complete = [c for c in self._complete if c[1] not in taken]
         for row in rows:
             self._views.pop(row, None)
-            self.granting.begun[int(self.groups.started[row])] -= 1
+            if self.policy.stale == "wait":
+                self.granting.begun[int(self.groups.started[row])] -= 1
         self._batch, self._tried, self.waits_for = rows, 0, ""
         if at_s < self.now_s:
             self.books.correct(self._state, "training", self.now_s - at_s)
@@ -408,10 +437,6 @@ class SimulatedFlow:
             self._enter("waiting")
 
     # What is seen
-
-    @property
-    def _free_s(self) -> float:
-        return self._since_s
 
     def _enter(self, state: str) -> None:
         self._state, self._since_s = state, self.now_s

@@ -26,6 +26,10 @@ class Granting:
         lengths, prompts = np.random.SeedSequence(seed).spawn(2)
         self._lengths, self._prompts = np.random.default_rng(lengths), np.random.default_rng(prompts)
 
+    def restart(self, groups: GroupTable, version: int) -> None:
+        """Go on with other groups at an older version."""
+        self._groups, self.version, self.begun = groups, version, Counter()
+
     def join(self, name: str, speed: ReplicaSpeed) -> int:
         """A replica comes; answers with how many samples it may hold at first. Its speed counts as known."""
         model, context = dispatch.SpeedModel(), self._rules.prompt.mean_tokens + self._rules.response.mean_tokens / 2
