@@ -171,8 +171,8 @@ class Granting:
         g, policy = self._groups, self._rules.policy
         versions = self._decoding.version[self._decoding.rep[at]]
         limits = {int(v): policy.capacity(int(v)) for v in np.unique(versions)}
-        if not self._waits and g.slot[g.fresh[-1][0]] < min(limits.values()):
-            return np.arange(len(at))
+        if not self._waits:
+            return self._within(at, versions, limits)
         out: list[int] = []
         turns = self._turns()
         row = next(turns, None)
@@ -187,6 +187,23 @@ class Granting:
             out.append(k)
             row = next(turns, None)
         return np.array(out, dtype=np.int64)
+
+    def _within(self, at: Ints, versions: Ints, limits: dict[int, int]) -> Ints:
+        """Under `mask` and `drop`: by the slots' limits alone. Fresh samples come in the order of their slots."""
+        g = self._groups
+        if g.slot[g.fresh[-1][0]] < min(limits.values()):
+            return np.arange(len(at))
+        slots = g.fresh_slots(len(at))
+        known = np.array(sorted(limits))
+        limit = np.array([limits[int(v)] for v in known])[np.searchsorted(known, versions)]
+        out, left, turn = [], np.arange(len(at)), 0
+        for most in sorted(limits.values()):
+            mine = left[: max(0, int(np.searchsorted(slots, most)) - turn)]
+            out.append(mine)
+            turn += len(mine)
+            left = left[len(mine) :]
+            left = left[limit[left] > most]
+        return np.concatenate(out)
 
     def _turns(self) -> Iterator[int]:
         for row, lengths, gone in self._groups.fresh:

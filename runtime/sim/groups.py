@@ -94,6 +94,17 @@ class GroupTable:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         return np.concatenate(rows), np.concatenate(lengths)
 
+    def fresh_slots(self, count: int) -> Ints:
+        """Slots of the next fresh samples, at most `count`."""
+        rows, n = [], 0
+        for row, mine, gone in self.fresh:
+            rows.append((row, len(mine) - gone))
+            n += len(mine) - gone
+            if n >= count:
+                break
+        of = np.array([r for r, _ in rows], dtype=np.int64)
+        return np.repeat(self.slot[of], [k for _, k in rows])[:count]
+
     def begin(self, rows: Ints, versions: Ints) -> None:
         """Samples of these rows are leased at these versions for the first time."""
         np.add.at(self.starts, (rows, versions % RING), 1)
