@@ -53,7 +53,6 @@ class Decoding:
         self.paused = np.zeros(0, dtype=bool)
         self.breaks = np.zeros((0, RING))  # V at which each version took over
         self.spent = np.zeros((0, len(PHASES)))  # seconds by phase
-        self.area = np.zeros(0)  # integral of n, in sample seconds
         self.base = self.kv = np.zeros((0, 1))
         self.capacity = self.slots = np.zeros(0)
         self.prefill = np.zeros((0, 3))
@@ -72,9 +71,8 @@ class Decoding:
         """A replica that begins to serve on weights `version`; answers with its number."""
         i, s = len(self.lanes), lane.speed.slots
         self.lanes.append(lane)
-        one = np.zeros(1)
         self.v, self.stall, self.context = (np.append(a, 0.0) for a in (self.v, self.stall, self.context))
-        self.slow, self.drift, self.area = np.append(self.slow, 1.0), np.append(self.drift, 0.0), np.append(self.area, 0.0)
+        self.slow, self.drift = np.append(self.slow, 1.0), np.append(self.drift, 0.0)
         self.n, self.version = np.append(self.n, 0), np.append(self.version, version)
         self.paused = np.append(self.paused, False)
         self.breaks = np.vstack([self.breaks, np.full((1, RING), -INF)])
@@ -85,7 +83,6 @@ class Decoding:
         self.starts, self.before, self.leased_s = (
             np.append(a, np.zeros(s)) for a in (self.starts, self.before, self.leased_s)
         )
-        del one
         self._tables()
         return i
 
@@ -100,20 +97,19 @@ class Decoding:
         self.begin = np.concatenate([[0], np.cumsum(self.slots.astype(np.int64))])
         self.steps_of_window()
 
-    def remove(self, i: int) -> tuple[Held, Floats, float]:
-        """A replica stops. Answers with what it held, its seconds by phase, and the integral of its running samples."""
-        held = self.held(i, np.flatnonzero(np.isfinite(self.mine(self.ends, i))) + self.begin[i])
-        spent, area = self.spent[i].copy(), float(self.area[i])
+    def remove(self, i: int) -> Floats:
+        """A replica stops; what it still holds is forgotten. Answers with its seconds by phase."""
+        spent: Floats = self.spent[i].copy()
         keep = self.rep != i
         shifted = self.rep[keep]
         self.rep = np.where(shifted > i, shifted - 1, shifted)
         for name in ("row", "first", "ends", "starts", "before", "leased_s"):
             setattr(self, name, getattr(self, name)[keep])
-        for name in ("v", "stall", "slow", "context", "n", "version", "drift", "paused", "breaks", "spent", "area"):
+        for name in ("v", "stall", "slow", "context", "n", "version", "drift", "paused", "breaks", "spent"):
             setattr(self, name, np.delete(getattr(self, name), i, axis=0))
         del self.lanes[i]
         self._tables()
-        return held, spent, area
+        return spent
 
     def mine(self, array: NDArray[np.float64], i: int) -> NDArray[np.float64]:
         """The slots of a replica."""
@@ -199,7 +195,6 @@ class Decoding:
         self.spent[:, 0] += np.where(works, self._able, 0.0)
         self.spent[:, 3] += np.where(works, 0.0, self._able)
         self.spent[:, 2] += np.where(self.paused, self._h, 0.0)
-        self.area += self._h * (self._before_n + self.n) / 2
         self.drift = (self.n - self._before_n).astype(float)
 
     def recount(self) -> None:

@@ -38,7 +38,7 @@ class Books:
         self.steps: list[StepSeen] = []
         self.trainer_s = dict.fromkeys(TRAINER_STATES, 0.0)
         self.rollout_s = dict.fromkeys(PHASES, 0.0)
-        self.sample_seconds = self.area = 0.0
+        self.sample_seconds = 0.0
         self.finished = 0
         self.queue_area = self.running_area = self.time_s = 0.0
         self.redone_steps = 0
@@ -60,11 +60,10 @@ class Books:
         self.finished += count
         self.sample_seconds += seconds
 
-    def retire(self, spent: Floats, area: float) -> None:
+    def retire(self, spent: Floats) -> None:
         """A replica is gone; its seconds stay."""
         for name, s in zip(PHASES, np.asarray(spent), strict=True):
             self.rollout_s[name] += float(s)
-        self.area += area
 
     def waste(self, reason: str, tokens: int) -> None:
         """Sampled and never to be trained."""

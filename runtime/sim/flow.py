@@ -70,7 +70,7 @@ class SimulatedFlow:
             return
         i, d = self.numbers[name], self.decoding
         self._suspend(i, np.flatnonzero(np.isfinite(d.mine(d.ends, i))) + d.begin[i], lost=lost)
-        self.books.retire(*d.remove(i))
+        self.books.retire(d.remove(i))
         self.links.forget(name)
         self._loading.pop(name, None)
         self.numbers = {lane.name: j for j, lane in enumerate(d.lanes)}
