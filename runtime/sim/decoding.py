@@ -50,6 +50,7 @@ class Decoding:
         self.v = self.stall = self.slow = self.context = np.zeros(0)
         self.n = self.version = np.zeros(0, dtype=np.int64)
         self.drift = np.zeros(0)  # change of n in the last window
+        self.growth = np.zeros(0)  # of context, over that of samples that all go on, in the last window; 1: none ended
         self.paused = np.zeros(0, dtype=bool)
         self.breaks = np.zeros((0, RING))  # V at which each version took over
         self.spent = np.zeros((0, len(PHASES)))  # seconds by phase
@@ -73,6 +74,7 @@ class Decoding:
         self.lanes.append(lane)
         self.v, self.stall, self.context = (np.append(a, 0.0) for a in (self.v, self.stall, self.context))
         self.slow, self.drift = np.append(self.slow, 1.0), np.append(self.drift, 0.0)
+        self.growth = np.append(self.growth, 1.0)
         self.n, self.version = np.append(self.n, 0), np.append(self.version, version)
         self.paused = np.append(self.paused, False)
         self.breaks = np.vstack([self.breaks, np.full((1, RING), -INF)])
@@ -105,7 +107,7 @@ class Decoding:
         self.rep = np.where(shifted > i, shifted - 1, shifted)
         for name in ("row", "first", "ends", "starts", "before", "leased_s"):
             setattr(self, name, getattr(self, name)[keep])
-        for name in ("v", "stall", "slow", "context", "n", "version", "drift", "paused", "breaks", "spent"):
+        for name in ("v", "stall", "slow", "context", "n", "version", "drift", "growth", "paused", "breaks", "spent"):
             setattr(self, name, np.delete(getattr(self, name), i, axis=0))
         del self.lanes[i]
         self._tables()
@@ -139,11 +141,13 @@ class Decoding:
         lines = np.arange(len(self.lanes))
         kv = self.kv[lines, middle]
         self.alpha = (self.base[lines, middle] + kv * self.context) * self.slow
-        self.beta = kv * middle / 2 * self.slow
+        self.beta = kv * middle * self.growth / 2 * self.slow
+        # Where context shrinks, no faster than leaves the square root real.
+        self.beta = np.maximum(self.beta, -0.18 * self.alpha**2 / np.maximum(able, 1e-12))
         root = self.alpha + np.sqrt(self.alpha**2 + 4 * self.beta * able)
         gained = np.where((self.n > 0) & (root > 0), 2 * able / np.where(root > 0, root, 1.0), 0.0)
         self.target = self.v + gained
-        self._h, self._able, self._before_n = h, able, self.n.copy()
+        self._h, self._able, self._before_n, self._before_context = h, able, self.n.copy(), self.context
 
     def first_end_s(self) -> float:
         """Seconds to the first sample that ends, if nothing changes; infinite where none runs. Exact."""
@@ -157,6 +161,15 @@ class Decoding:
         with np.errstate(invalid="ignore"):
             seconds = np.where(np.isfinite(x), self.stall + alpha * x + beta * x * x, INF)
         return float(np.min(np.where(self.paused, INF, seconds)))
+
+    def step_s(self) -> tuple[float, float]:
+        """Mean seconds of a decode step over running samples, and how much of that would go with the samples themselves:
+        1 where a step takes twice as long for twice as many, 0 where it does not matter."""
+        lines, half = np.arange(len(self.lanes)), (self.n + 1) // 2
+        now = (self.base[lines, self.n] + self.kv[lines, self.n] * self.context) * self.slow
+        fewer = (self.base[lines, half] + self.kv[lines, half] * self.context / 2) * self.slow
+        total = float((now * self.n).sum())
+        return total / float(self.n.sum()), 2 * (total - float((fewer * self.n).sum())) / total if total > 0 else 0.0
 
     def ended(self, among: Ints | None = None) -> Ints:
         """Slots whose sample ends within the window."""
@@ -187,7 +200,7 @@ class Decoding:
 
     def close_window(self) -> None:
         """Everybody is where the window ends."""
-        self.v = self.target
+        moved, self.v = self.target - self.v, self.target
         self.stall = self.stall - self.waited
         self.spent[:, 1] += self.waited
         self.recount()
@@ -196,6 +209,9 @@ class Decoding:
         self.spent[:, 3] += np.where(works, 0.0, self._able)
         self.spent[:, 2] += np.where(self.paused, self._h, 0.0)
         self.drift = (self.n - self._before_n).astype(float)
+        whole = moved * np.maximum(self._before_n, 1)
+        grown = np.where(whole > 0, (self.context - self._before_context) / np.where(whole > 0, whole, 1.0), 1.0)
+        self.growth = np.clip(grown, -1.0, 1.0)
 
     def recount(self) -> None:
         """Running samples and tokens of context by replica, from the slots."""

@@ -22,6 +22,7 @@ from runtime.sim.timeline import Timeline
 
 FLUSH_TOKENS, FLUSH_S = 32, 0.25  # of the runtime's replicas: what they may lose when they die
 FINE_SLOTS = 16  # fleets with no more slots are stepped from one end of a sample to the next
+LONGEST, MILD = 3.0, 0.25  # windows are so many times as long at most; elasticity at which they become longer
 RESUME_SHARE = 0.8  # an overfull replica gives samples back until so much of its KV is used
 
 
@@ -186,11 +187,13 @@ class SimulatedFlow:
             return INF
         if d.begin[-1] <= FINE_SLOTS:
             return max(d.first_end_s(), 0.0) * (1 + 1e-12) + 1e-9
-        lines = np.arange(len(d.lanes))
-        seconds = (d.base[lines, d.n] + d.kv[lines, d.n] * d.context) * d.slow
-        mean = float((seconds * d.n).sum() / d.n.sum())
-        tau = mean * self.rules.response.mean_tokens * self.rules.response.factor(self.version)
-        return max(tau / self.rules.windows, 1e-9)
+        mean_s, elasticity = d.step_s()
+        tau = mean_s * self.rules.response.mean_tokens * self.rules.response.factor(self.version)
+        h = tau / self.rules.windows
+        # A window's speed is that of one number of running samples: long ones do where that number stays as it is,
+        # because whatever ends is replaced, or hardly matters.
+        steady = self.granting.waiting > 2 * LONGEST * int(d.n.sum()) / self.rules.windows
+        return max(h * (LONGEST if steady else min(LONGEST, max(1.0, MILD / max(elasticity, 1e-9)))), 1e-9)
 
     def _window(self, h: float) -> None:
         d, began = self.decoding, self.now_s

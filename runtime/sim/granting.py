@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -174,7 +173,7 @@ class Granting:
         if not self._waits:
             return self._within(at, versions, limits)
         out: list[int] = []
-        turns = self._turns()
+        turns = iter(g.next_rows(len(at)).tolist())
         row = next(turns, None)
         held: dict[int, int] = {}
         for k, v in enumerate(versions.tolist()):
@@ -191,9 +190,9 @@ class Granting:
     def _within(self, at: Ints, versions: Ints, limits: dict[int, int]) -> Ints:
         """Under `mask` and `drop`: by the slots' limits alone. Fresh samples come in the order of their slots."""
         g = self._groups
-        if g.slot[g.fresh[-1][0]] < min(limits.values()):
+        if g.slot[g.fresh[-1][0][-1]] < min(limits.values()):
             return np.arange(len(at))
-        slots = g.fresh_slots(len(at))
+        slots = g.slot[g.next_rows(len(at))]
         known = np.array(sorted(limits))
         limit = np.array([limits[int(v)] for v in known])[np.searchsorted(known, versions)]
         out, left, turn = [], np.arange(len(at)), 0
@@ -204,11 +203,6 @@ class Granting:
             left = left[len(mine) :]
             left = left[limit[left] > most]
         return np.concatenate(out)
-
-    def _turns(self) -> Iterator[int]:
-        for row, lengths, gone in self._groups.fresh:
-            for _ in range(len(lengths) - gone):
-                yield row
 
     def _begins(self, row: int, version: int, held: dict[int, int]) -> bool:
         """Under `wait`: whether a sample of the group may begin at that version, which is then noted."""

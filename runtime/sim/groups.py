@@ -38,7 +38,7 @@ class GroupTable:
         self.tokens = self.starts = np.zeros((0, RING), dtype=np.int64)
         self.live = np.zeros(0, dtype=bool)
         self._grow(max(rows, 1))
-        self.fresh: deque[tuple[int, Ints, int]] = deque()  # row, lengths of its samples that wait, how many are gone
+        self.fresh: deque[tuple[Ints, Ints]] = deque()  # rows and lengths of samples that wait, in order
         self.fresh_count = 0
         self.suspended: deque[Suspended] = deque()
         self.admitted = self.given_up = 0
@@ -65,45 +65,45 @@ class GroupTable:
 
     def admit(self, lengths: Ints, prompts: Ints) -> None:
         """Admit len(prompts) groups; `lengths` has a row of members' response lengths for each."""
-        for mine, prompt in zip(lengths, prompts, strict=True):
-            if not self._free:
-                self._grow(len(self.live))
-            row = self._free.pop()
-            self.ordinal[row], self.slot[row] = self.admitted, self.next_slot
-            self.left[row], self.started[row] = self.members, _NEVER
-            self.complete_s[row], self.prompt[row], self.sequence2[row] = 0.0, prompt, 0.0
-            self.tokens[row], self.starts[row], self.live[row] = 0, 0, True
-            self.admitted += 1
-            self.fresh.append((row, mine, 0))
-            self.fresh_count += self.members
+        count = len(prompts)
+        while len(self._free) < count:
+            self._grow(len(self.live))
+        rows = np.array(self._free[-count:][::-1], dtype=np.int64)
+        del self._free[-count:]
+        self.ordinal[rows] = self.admitted + np.arange(count)
+        self.slot[rows] = self.next_slot + np.arange(count)
+        self.left[rows], self.started[rows] = self.members, _NEVER
+        self.complete_s[rows], self.prompt[rows], self.sequence2[rows] = 0.0, prompts, 0.0
+        self.tokens[rows], self.starts[rows], self.live[rows] = 0, 0, True
+        self.admitted += count
+        self.fresh.append((np.repeat(rows, self.members), lengths.reshape(-1)))
+        self.fresh_count += lengths.size
 
     def take_fresh(self, count: int) -> tuple[Ints, Ints]:
         """(rows, response lengths) of the next `count` fresh samples, in order; fewer where there are fewer."""
         rows: list[Ints] = []
         lengths: list[Ints] = []
         while count > 0 and self.fresh:
-            row, mine, gone = self.fresh.popleft()
-            n = min(count, len(mine) - gone)
-            rows.append(np.full(n, row, dtype=np.int64))
-            lengths.append(mine[gone : gone + n])
-            if gone + n < len(mine):
-                self.fresh.appendleft((row, mine, gone + n))
-            count -= n
-            self.fresh_count -= n
+            mine, long = self.fresh.popleft()
+            rows.append(mine[:count])
+            lengths.append(long[:count])
+            if count < len(mine):
+                self.fresh.appendleft((mine[count:], long[count:]))
+            self.fresh_count -= len(rows[-1])
+            count -= len(rows[-1])
         if not rows:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         return np.concatenate(rows), np.concatenate(lengths)
 
-    def fresh_slots(self, count: int) -> Ints:
-        """Slots of the next fresh samples, at most `count`."""
+    def next_rows(self, count: int) -> Ints:
+        """Rows of the next fresh samples, at most `count`."""
         rows, n = [], 0
-        for row, mine, gone in self.fresh:
-            rows.append((row, len(mine) - gone))
-            n += len(mine) - gone
+        for mine, _ in self.fresh:
+            rows.append(mine)
+            n += len(mine)
             if n >= count:
                 break
-        of = np.array([r for r, _ in rows], dtype=np.int64)
-        return np.repeat(self.slot[of], [k for _, k in rows])[:count]
+        return np.concatenate(rows)[:count]
 
     def begin(self, rows: Ints, versions: Ints) -> None:
         """Samples of these rows are leased at these versions for the first time."""
@@ -131,6 +131,8 @@ class GroupTable:
 
     def forget_waiting(self, rows: set[int]) -> None:
         """Samples of groups given up that wait for a lease wait no longer."""
-        self.fresh = deque(f for f in self.fresh if f[0] not in rows)
-        self.fresh_count = sum(len(mine) - gone for _, mine, gone in self.fresh)
+        gone = np.array(sorted(rows), dtype=np.int64)
+        left = [(mine[stay], long[stay]) for mine, long in self.fresh for stay in (~np.isin(mine, gone),)]
+        self.fresh = deque(f for f in left if len(f[0]))
+        self.fresh_count = sum(len(mine) for mine, _ in self.fresh)
         self.suspended = deque(s for s in self.suspended if s.row not in rows)
