@@ -133,15 +133,16 @@ class Decoding:
 
     # Windows
 
-    def open_window(self, h: float) -> None:
-        """How far each replica gets in the next `h` seconds."""
+    def open_window(self, h: float, *, constant: bool) -> None:
+        """How far each replica gets in the next `h` seconds. `constant`: nothing ends before its last moment."""
+        drift, growth = (0.0, 1.0) if constant else (self.drift, self.growth)
         self.waited = np.where(self.paused, 0.0, np.minimum(self.stall, h))
         able = np.where(self.paused, 0.0, h - self.waited)
-        middle = np.clip(np.rint(self.n + self.drift / 2), np.minimum(self.n, 1), self.slots).astype(np.int64)
+        middle = np.clip(np.rint(self.n + drift / 2), np.minimum(self.n, 1), self.slots).astype(np.int64)
         lines = np.arange(len(self.lanes))
         kv = self.kv[lines, middle]
         self.alpha = (self.base[lines, middle] + kv * self.context) * self.slow
-        self.beta = kv * middle * self.growth / 2 * self.slow
+        self.beta = kv * middle * growth / 2 * self.slow
         # Where context shrinks, no faster than leaves the square root real.
         self.beta = np.maximum(self.beta, -0.18 * self.alpha**2 / np.maximum(able, 1e-12))
         root = self.alpha + np.sqrt(self.alpha**2 + 4 * self.beta * able)

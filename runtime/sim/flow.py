@@ -5,7 +5,7 @@ that end are replaced at once where the admission rule allows, and a batch that 
 which it did, so that a step begins then and not at the end of the window.
 """
 
-import heapq
+import bisect
 from collections.abc import Callable
 
 import numpy as np
@@ -185,7 +185,7 @@ class SimulatedFlow:
         moving = ~d.paused & (d.n > 0)
         if not moving.any():
             return INF
-        if d.begin[-1] <= FINE_SLOTS:
+        if self._fine:
             return max(d.first_end_s(), 0.0) * (1 + 1e-12) + 1e-9
         mean_s, elasticity = d.step_s()
         tau = mean_s * self.rules.response.mean_tokens * self.rules.response.factor(self.version)
@@ -195,11 +195,15 @@ class SimulatedFlow:
         steady = self.granting.waiting > 2 * LONGEST * int(d.n.sum()) / self.rules.windows
         return max(h * (LONGEST if steady else min(LONGEST, max(1.0, MILD / max(elasticity, 1e-9)))), 1e-9)
 
+    @property
+    def _fine(self) -> bool:
+        return bool(self.decoding.begin[-1] <= FINE_SLOTS)
+
     def _window(self, h: float) -> None:
         d, began = self.decoding, self.now_s
         running = float(d.n.sum())
         if d.lanes and h > 0:
-            d.open_window(h)
+            d.open_window(h, constant=self._fine)
             at = d.ended()
             while len(at):
                 at = d.ended(self._replace(at, began))
@@ -221,12 +225,9 @@ class SimulatedFlow:
         self.books.finish(len(at), float((seconds - d.leased_s[at]).sum()))
         done = self.groups.finish(rows, seconds, d.before[at] + (ends - d.starts[at]))
         d.clear(at)
-        for row in done.tolist():
-            heap_s = float(self.groups.complete_s[row]) + self.rules.reward_s
-            self._complete.append((heap_s, row))
+        for row in done:
+            bisect.insort(self._complete, (float(self.groups.complete_s[row]) + self.rules.reward_s, row))
             self._views[row] = self._view(row, complete=True)
-        if len(done):
-            self._complete.sort()
         within = self._room(at)
         return self.granting.give(at[within], ends[within], seconds[within])
 

@@ -115,14 +115,13 @@ class GroupTable:
         self.started[rows] = np.where(held == _NEVER, big, held)
         np.minimum.at(self.started, rows, first)
 
-    def finish(self, rows: Ints, at_s: Floats, sequences: Floats) -> Ints:
+    def finish(self, rows: Ints, at_s: Floats, sequences: Floats) -> list[int]:
         """Samples of these rows are done at these times; answers with the rows that became complete. `sequences`: prompt
         and response of each (tokens)."""
         np.subtract.at(self.left, rows, 1)
         np.maximum.at(self.complete_s, rows, at_s)
         np.add.at(self.sequence2, rows, sequences * sequences)
-        over = rows[self.left[rows] == 0]
-        return np.unique(over)
+        return sorted(set(rows[self.left[rows] == 0].tolist()))
 
     def release(self, rows: Ints) -> None:
         """The groups are trained or given up: their rows are free."""

@@ -46,7 +46,7 @@ class LengthModel:
             values = np.asarray(self.listed, dtype=float)[rng.integers(0, len(self.listed), count)] * grown
         else:
             mean = min(self.mean_tokens * grown, float(self.max_tokens))
-            if self.family == "constant" or (self.family == "lognormal" and self.cv == 0):
+            if self.family == "constant" or (self.family == "lognormal" and self.cv < 1e-6):
                 values = np.full(count, mean)
             elif self.family == "exponential":
                 values = rng.exponential(mean, count)
