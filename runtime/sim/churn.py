@@ -36,7 +36,9 @@ def read_changes(text: str, nodes: Sequence[str], *, where: str = "trace") -> tu
         return _from_capacity(rows, nodes, where)
     if {"t_s", "event", "node"} <= names:
         return _from_events(rows, nodes, where)
-    raise InvalidInput("not a churn trace", where=where, got=",".join(sorted(map(str, names))) or "nothing", expected=_FORMS)
+    raise InvalidInput(
+        "not a churn trace", where=where, got=",".join(sorted(map(str, names))) or "nothing", expected=_FORMS
+    )
 
 
 def _number(row: dict[str, str], key: str, where: str) -> float:

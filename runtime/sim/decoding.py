@@ -80,7 +80,10 @@ class Decoding:
         self.breaks = np.vstack([self.breaks, np.full((1, RING), -INF)])
         self.spent = np.vstack([self.spent, np.zeros((1, len(PHASES)))])
         self.rep = np.append(self.rep, np.full(s, i))
-        self.row, self.first = np.append(self.row, np.zeros(s, dtype=np.int64)), np.append(self.first, np.zeros(s, dtype=np.int64))
+        self.row, self.first = (
+            np.append(self.row, np.zeros(s, dtype=np.int64)),
+            np.append(self.first, np.zeros(s, dtype=np.int64)),
+        )
         self.ends = np.append(self.ends, np.full(s, INF))
         self.starts, self.before, self.leased_s = (
             np.append(a, np.zeros(s)) for a in (self.starts, self.before, self.leased_s)
@@ -92,7 +95,10 @@ class Decoding:
         width = max((x.speed.slots for x in self.lanes), default=0) + 1
         self.base, self.kv = np.zeros((len(self.lanes), width)), np.zeros((len(self.lanes), width))
         for i, lane in enumerate(self.lanes):
-            self.base[i, : lane.speed.slots + 1], self.kv[i, : lane.speed.slots + 1] = lane.speed.base_s, lane.speed.kv_s
+            self.base[i, : lane.speed.slots + 1], self.kv[i, : lane.speed.slots + 1] = (
+                lane.speed.base_s,
+                lane.speed.kv_s,
+            )
         self.capacity = np.array([x.speed.kv_tokens for x in self.lanes])
         self.slots = np.array([x.speed.slots for x in self.lanes], dtype=float)
         self.prefill = np.array([x.speed.prefill for x in self.lanes]).reshape(len(self.lanes), 3)
@@ -189,14 +195,18 @@ class Decoding:
         """These slots hold nothing any more."""
         self.ends[at] = INF
 
-    def lease(self, at: Ints, *, starts: Floats, rows: Ints, lengths: Ints, before: Floats, first: Ints, now_s: Floats) -> None:
+    def lease(
+        self, at: Ints, *, starts: Floats, rows: Ints, lengths: Ints, before: Floats, first: Ints, now_s: Floats
+    ) -> None:
         """Begin samples in these slots: prefill of `before` tokens each, then `lengths` to decode."""
         self.starts[at], self.ends[at] = starts, starts + lengths
         self.row[at], self.before[at], self.first[at], self.leased_s[at] = rows, before, first, now_s
         r = self.rep[at]
         p = self.prefill[r]
         self.stall += np.bincount(
-            r, weights=(p[:, 0] + p[:, 1] * before + p[:, 2] * before * before) * self.slow[r], minlength=len(self.lanes)
+            r,
+            weights=(p[:, 0] + p[:, 1] * before + p[:, 2] * before * before) * self.slow[r],
+            minlength=len(self.lanes),
         )
 
     def close_window(self) -> None:

@@ -31,7 +31,15 @@ class Links:
         self.busy_s: dict[str, float] = {}
 
     def send(
-        self, now_s: float, *, link: str, rate_bytes_per_s: float, size_bytes: float, fixed_s: float, tag: Hashable, to: str
+        self,
+        now_s: float,
+        *,
+        link: str,
+        rate_bytes_per_s: float,
+        size_bytes: float,
+        fixed_s: float,
+        tag: Hashable,
+        to: str,
     ) -> None:
         """Begin a transfer, or wait along with one of the same tag that begins just now."""
         self.advance(now_s)

@@ -50,7 +50,9 @@ class Options:
         if self.steps is None and self.until_s is None:
             raise InvalidInput("a simulation needs an end", expected="steps or until_s")
         if (self.steps is not None and self.steps < 1) or (self.until_s is not None and not self.until_s > 0):
-            raise InvalidInput("a simulation must last", got=(self.steps, self.until_s), expected="steps >= 1, time > 0")
+            raise InvalidInput(
+                "a simulation must last", got=(self.steps, self.until_s), expected="steps >= 1, time > 0"
+            )
         if self.windows < 1:
             raise InvalidInput("windows must be at least 1", got=self.windows)
 

@@ -32,9 +32,7 @@ PEAK_USD = 3600.0
 class Run:
     """`go` carries it out. `flow` and `plans` say how it went."""
 
-    def __init__(
-        self, problem: Problem, plan: Plan | None, options: Options, timeline: Timeline | None = None
-    ) -> None:
+    def __init__(self, problem: Problem, plan: Plan | None, options: Options, timeline: Timeline | None = None) -> None:
         self.problem, self.options, self.timeline = problem, options, timeline
         self.rules = flow_rules(
             problem,
@@ -195,7 +193,9 @@ class Run:
     def _held_by_trainer(self, p: Placement) -> bool:
         """Whether the replica's devices are still the old trainer's; it starts when they are free."""
         plan = self._wanted
-        if self._train is None or (plan is not None and plan.train is not None and _shape(plan.train) == _shape(self._train)):
+        if self._train is None or (
+            plan is not None and plan.train is not None and _shape(plan.train) == _shape(self._train)
+        ):
             return False
         return bool(set(p.devices) & set(self._train.devices))
 
@@ -230,8 +230,10 @@ class Run:
     def _stepped(self) -> None:
         """A step boundary: a trainer that is to move moves now."""
         plan = self._wanted
-        if plan is not None and plan.train is not None and not (
-            self._train is not None and _shape(self._train) == _shape(plan.train)
+        if (
+            plan is not None
+            and plan.train is not None
+            and not (self._train is not None and _shape(self._train) == _shape(plan.train))
         ):
             self._move_trainer(at_once=False)
 
@@ -407,7 +409,12 @@ class Run:
     def _adopt(self, plan: Plan, why: str, rev: int) -> None:
         if rev != self._rev or not self._there(plan):
             return
-        if self.plan is not None and shape(plan) == shape(self.plan) and self._there(self.plan) and self._wanted is not None:
+        if (
+            self.plan is not None
+            and shape(plan) == shape(self.plan)
+            and self._there(self.plan)
+            and self._wanted is not None
+        ):
             missing = [p for p in plan.rollouts if _name(p) not in self._placed]
             if not missing and (self._train is not None or self._moving):
                 return

@@ -62,9 +62,7 @@ def replica_speed(ctx: Context, shape: ReplicaShape, slots: int) -> ReplicaSpeed
 
 def constant_speed(slots: int, token_s: float, *, kv_tokens: float = float("inf")) -> ReplicaSpeed:
     """A replica whose samples each decode a token in `token_s`, however many run: the M/G/C queue of the closed forms."""
-    return ReplicaSpeed(
-        slots=slots, base_s=np.full(slots + 1, token_s), kv_s=np.zeros(slots + 1), kv_tokens=kv_tokens
-    )
+    return ReplicaSpeed(slots=slots, base_s=np.full(slots + 1, token_s), kv_s=np.zeros(slots + 1), kv_tokens=kv_tokens)
 
 
 @record
@@ -90,6 +88,4 @@ def trainer_speed(ctx: Context, train_s: float) -> TrainerSpeed:
     n, m = ctx.workload.samples_per_step, ctx.m
     whole = ctx.model.layers * layer_flops(ctx.model, m.sequence, m.sequence2) + head_flops(ctx.model, m.sequence)
     square = ctx.model.layers * layer_flops(ctx.model, 0.0, m.sequence2)
-    return TrainerSpeed(
-        train_s=train_s, tokens=n * m.sequence, tokens2=n * m.sequence2, quadratic_share=square / whole
-    )
+    return TrainerSpeed(train_s=train_s, tokens=n * m.sequence, tokens2=n * m.sequence2, quadratic_share=square / whole)

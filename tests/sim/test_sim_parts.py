@@ -36,9 +36,7 @@ def stepped(speed: ReplicaSpeed, lengths: list[int], prompt: int) -> list[float]
 @given(st.lists(st.integers(50, 600), min_size=2, max_size=12), st.integers(1, 400), st.floats(0, 2e-6))
 def test_decoding_is_as_stepping_token_by_token(lengths: list[int], prompt: int, kv: float) -> None:
     n = len(lengths)
-    speed = ReplicaSpeed(
-        slots=n, base_s=0.002 + 0.0005 * np.arange(n + 1), kv_s=np.full(n + 1, kv), kv_tokens=math.inf
-    )
+    speed = ReplicaSpeed(slots=n, base_s=0.002 + 0.0005 * np.arange(n + 1), kv_s=np.full(n + 1, kv), kv_tokens=math.inf)
     rules = FlowRules(
         policy=StalenessPolicy(eta=0, prompts_per_step=1),
         responses_per_prompt=n,
@@ -103,7 +101,9 @@ def test_one_broadcast_is_one_stream_however_many_wait_for_it() -> None:
     assert [s.waiting for s in links.done(10.5)] == [["x", "z"]]
 
 
-@given(st.sampled_from(["lognormal", "exponential", "constant"]), st.floats(2, 3000), st.floats(0, 1.5), st.integers(0, 50))
+@given(
+    st.sampled_from(["lognormal", "exponential", "constant"]), st.floats(2, 3000), st.floats(0, 1.5), st.integers(0, 50)
+)
 def test_lengths_keep_their_mean_and_their_limits(family: str, mean: float, cv: float, step: int) -> None:
     model = LengthModel(family=family, mean_tokens=mean, cv=cv, max_tokens=5000, growth_per_step=0.01)  # type: ignore[arg-type]
     drawn = model.draw(np.random.default_rng(0), 40_000, step)

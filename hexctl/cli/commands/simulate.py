@@ -26,7 +26,8 @@ SAY_EVERY_S = 0.2
 
 
 @click.command(
-    help=COMMANDS["simulate"][1] + " Needs no GPU; every figure is simulated.\n\nCONFIG is a file or the name of a shipped one."
+    help=COMMANDS["simulate"][1]
+    + " Needs no GPU; every figure is simulated.\n\nCONFIG is a file or the name of a shipped one."
 )
 @click.argument("config", metavar="CONFIG")
 @click.option(
@@ -160,7 +161,9 @@ def _listed(path: Path) -> list[int]:
     lines = [line.strip() for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
     for number, line in enumerate(lines, 1):
         if not line.isdecimal() or int(line) < 1:
-            raise ConfigError("not a length in tokens", where=f"{path}, length {number}", got=line, expected="1 or more")
+            raise ConfigError(
+                "not a length in tokens", where=f"{path}, length {number}", got=line, expected="1 or more"
+            )
     return [int(line) for line in lines]
 
 

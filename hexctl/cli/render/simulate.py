@@ -27,7 +27,9 @@ def simulated_document(run: SimulatedRun, name: str, wall_s: float) -> dict[str,
 
 def simulated_text(run: SimulatedRun, name: str, wall_s: float) -> str:
     """For people: what was reached, the model's prediction beside it, where time and tokens went."""
-    head = f"simulated: {name}, {run.steps} steps in {duration(run.time_s)} of virtual time ({wall_s:.1f} s to simulate)"
+    head = (
+        f"simulated: {name}, {run.steps} steps in {duration(run.time_s)} of virtual time ({wall_s:.1f} s to simulate)"
+    )
     if run.ended != "steps":
         head += f"\nended before its steps: {run.ended}"
     parts = [head, _beside(run), _where(run)]
