@@ -51,6 +51,7 @@ class Decoding:
         self.n = self.version = np.zeros(0, dtype=np.int64)
         self.drift = np.zeros(0)  # change of n in the last window
         self.growth = np.zeros(0)  # of context, over that of samples that all go on, in the last window; 1: none ended
+        self.decoded = np.zeros(0)  # tokens since the replica came, for show
         self.paused = np.zeros(0, dtype=bool)
         self.breaks = np.zeros((0, RING))  # V at which each version took over
         self.spent = np.zeros((0, len(PHASES)))  # seconds by phase
@@ -74,7 +75,7 @@ class Decoding:
         self.lanes.append(lane)
         self.v, self.stall, self.context = (np.append(a, 0.0) for a in (self.v, self.stall, self.context))
         self.slow, self.drift = np.append(self.slow, 1.0), np.append(self.drift, 0.0)
-        self.growth = np.append(self.growth, 1.0)
+        self.growth, self.decoded = np.append(self.growth, 1.0), np.append(self.decoded, 0.0)
         self.n, self.version = np.append(self.n, 0), np.append(self.version, version)
         self.paused = np.append(self.paused, False)
         self.breaks = np.vstack([self.breaks, np.full((1, RING), -INF)])
@@ -113,7 +114,20 @@ class Decoding:
         self.rep = np.where(shifted > i, shifted - 1, shifted)
         for name in ("row", "first", "ends", "starts", "before", "leased_s"):
             setattr(self, name, getattr(self, name)[keep])
-        for name in ("v", "stall", "slow", "context", "n", "version", "drift", "growth", "paused", "breaks", "spent"):
+        for name in (
+            "v",
+            "stall",
+            "slow",
+            "context",
+            "n",
+            "version",
+            "drift",
+            "growth",
+            "decoded",
+            "paused",
+            "breaks",
+            "spent",
+        ):
             setattr(self, name, np.delete(getattr(self, name), i, axis=0))
         del self.lanes[i]
         self._tables()
@@ -219,6 +233,7 @@ class Decoding:
         self.spent[:, 0] += np.where(works, self._able, 0.0)
         self.spent[:, 3] += np.where(works, 0.0, self._able)
         self.spent[:, 2] += np.where(self.paused, self._h, 0.0)
+        self.decoded += moved * (self.n + self._before_n) / 2
         self.drift = (self.n - self._before_n).astype(float)
         whole = moved * np.maximum(self._before_n, 1)
         grown = np.where(whole > 0, (self.context - self._before_context) / np.where(whole > 0, whole, 1.0), 1.0)

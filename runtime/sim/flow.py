@@ -327,7 +327,8 @@ class SimulatedFlow:
         self._compute(at_s)
 
     def _compute(self, at_s: float) -> None:
-        assert self.trainer is not None and self._batch is not None
+        assert self.trainer is not None
+        assert self._batch is not None
         g, rows = self.groups, np.array(self._batch)
         responses = g.tokens[rows].sum()
         tokens = float(responses + (g.prompt[rows] * g.members).sum())
@@ -346,7 +347,8 @@ class SimulatedFlow:
                 self._arrive(name)
 
     def _end_step(self) -> None:
-        assert self._batch is not None and self._began_s is not None
+        assert self._batch is not None
+        assert self._began_s is not None
         rows, step = np.array(self._batch), self.version
         self.books.steps.append(self._trained(rows, step))
         self.books.trained_tokens += self.books.steps[-1].trained_tokens
@@ -449,6 +451,11 @@ class SimulatedFlow:
     def state(self) -> str:
         """What the trainer does: training, waiting, updating or absent."""
         return self._state
+
+    @property
+    def queue_groups(self) -> int:
+        """Complete groups that wait for the trainer."""
+        return len(self._complete)
 
     def partial_tokens(self) -> int:
         """Tokens sampled by running samples since their leases, not yet in their groups."""
