@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from runtime.sim.groups import RING
 from runtime.sim.speed import Floats, ReplicaSpeed
 
-
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 PHASES = ("decode", "prefill", "update", "idle")

@@ -93,12 +93,19 @@ class Granting:
         )
 
     def _granted(self, waiting: int) -> Ints:
-        """How many samples each replica takes when there are fewer than places, by the runtime's rule, one after another."""
+        """How many samples each replica takes when there are fewer than places, by the runtime's rule: it is asked for the
+        emptiest replica of each speed, and the others of that speed take as many."""
         loads = [self._load(i, 0.0) for i in range(len(self._decoding.lanes))]
-        out = np.zeros(len(loads), dtype=np.int64)
+        alike: dict[int, list[int]] = {}
         for i in sorted(range(len(loads)), key=lambda i: loads[i].leased / loads[i].slots):
-            out[i] = dispatch.grant(loads[i], loads[:i] + loads[i + 1 :], waiting=waiting)
-            waiting -= int(out[i])
+            alike.setdefault(id(self._decoding.lanes[i].speed), []).append(i)
+        out = np.zeros(len(loads), dtype=np.int64)
+        for same in alike.values():
+            first = same[0]
+            most = dispatch.grant(loads[first], loads[:first] + loads[first + 1 :], waiting=waiting)
+            for i in same:
+                out[i] = min(most, waiting)
+                waiting -= int(out[i])
         if waiting > 0 and not out.any():
             out[:] = waiting  # each would leave it to the others
         return out

@@ -1,5 +1,6 @@
 """`simulate`: a problem and a plan in, the figures of a simulated run out."""
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -72,7 +73,7 @@ def summary(run: Run, ended: str) -> SimulatedRun:
         rollout_s=rollout,
         running_mean=books.running_area / books.time_s if books.time_s > 0 else 0.0,
         latency_mean_s=books.sample_seconds / books.finished if books.finished else None,
-        step_s=tuple(b.ended_s - a.ended_s for a, b in zip(steps, steps[1:], strict=False)),
+        step_s=tuple(b.ended_s - a.ended_s for a, b in itertools.pairwise(steps)),
         plans=tuple(run.plans),
         predicted=run.predicted,
     )

@@ -4,6 +4,7 @@ The rows below are seeded simulations in plain Python, one event a sample: colum
 three standard errors of runs of this length.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -25,7 +26,7 @@ FREE = [
 
 @pytest.mark.parametrize(("slots", "groups", "members", "rho", "sigma", "mean"), FREE)
 def test_mean_age_while_rollout_is_slower(
-    slots: int, groups: int, members: int, rho: float, sigma: float, mean: float
+    *, slots: int, groups: int, members: int, rho: float, sigma: float, mean: float
 ) -> None:
     flow = run(Queue(slots=slots, groups=groups, members=members, rho=rho, lengths=lognormal(sigma)))
     assert group_age(flow) == pytest.approx(mean, rel=0.04)
@@ -51,7 +52,7 @@ MASKED = [
 
 @pytest.mark.parametrize(("share", "eta", "rho", "sigma", "period", "masked", "samples"), MASKED)
 def test_masking(
-    share: float, eta: int, rho: float, sigma: float, period: float, masked: float, samples: float
+    *, share: float, eta: int, rho: float, sigma: float, period: float, masked: float, samples: float
 ) -> None:
     q = Queue(
         slots=int(share * 128), groups=16, members=8, rho=rho, eta=eta, lengths=lognormal(sigma), steps=250
@@ -111,7 +112,7 @@ def test_constant_lengths_step_like_a_clock() -> None:
     flow = run(Queue(slots=64, groups=16, members=8, rho=0.25, eta=8, lengths=length, steps=20))
     ends = [s.ended_s for s in flow.books.steps]
     # The warm-up of a new replica (a quarter of its slots, then twice as many) is over by then.
-    assert [b - a for a, b in zip(ends[4:], ends[5:], strict=False)] == pytest.approx([2.0] * 15, rel=1e-3)
+    assert [b - a for a, b in itertools.pairwise(ends[4:])] == pytest.approx([2.0] * 15, rel=1e-3)
 
 
 def test_synchronous_steps_take_the_longest_response_and_the_trainer() -> None:

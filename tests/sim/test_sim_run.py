@@ -121,7 +121,7 @@ CHANGES = st.lists(
     seed=st.integers(0, 5),
 )
 def test_nothing_is_lost_and_every_run_ends_or_says_why_it_waits(
-    changes: list[Change], policy: ChurnPolicy, stale: StalePolicy, eta: int, update: str, seed: int
+    *, changes: list[Change], policy: ChurnPolicy, stale: StalePolicy, eta: int, update: str, seed: int
 ) -> None:
     options = Options(
         steps=30, until_s=2000.0, seed=seed, stale=stale, budget=QUICK, changes=tuple(changes), churn_policy=policy,

@@ -19,8 +19,7 @@ from runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from planner.problem import Problem
-    from runtime.config.schema import Config
-    from runtime.sim import Change, LengthModel, Options
+    from runtime.sim import Change, LengthModel, Options, Timeline
 
 SAY_EVERY_S = 0.2
 
@@ -88,11 +87,11 @@ def simulate(
     drawn = Timeline(f"hexctl simulate {loaded.path.stem}, simulated") if timeline else None
     if response is not None:
         problem = with_lengths(problem, response)
-    return _run(problem, options, drawn, timeline, output, loaded.config)
+    return _run(problem, options, drawn, timeline, output=output, name=loaded.config.run.name)
 
 
 def _run(
-    problem: "Problem", options: "Options", drawn: object, timeline: str | None, output: str, config: "Config"
+    problem: "Problem", options: "Options", drawn: "Timeline | None", timeline: str | None, *, output: str, name: str
 ) -> int:
     import planner
     from planner.solution import Infeasible
@@ -115,12 +114,12 @@ def _run(
                 told = time.monotonic()
                 progress(f"simulated: step {step} of {options.steps}, {virtual_s / 3600:,.2f} h of virtual time")
 
-        found = run(problem, plan, options, timeline=drawn, should_stop=stop, on_progress=say)  # type: ignore[arg-type]
+        found = run(problem, plan, options, timeline=drawn, should_stop=stop, on_progress=say)
         progress.done()
-    if timeline:
-        Path(timeline).write_text(json.dumps(drawn.document()))  # type: ignore[attr-defined]
+    if timeline and drawn is not None:
+        Path(timeline).write_text(json.dumps(drawn.document()))
     wall_s = time.monotonic() - began
-    answer(output, simulated_document(found, config.run.name, wall_s), simulated_text(found, config.run.name, wall_s))
+    answer(output, simulated_document(found, name, wall_s), simulated_text(found, name, wall_s))
     if stop.interrupted:
         return Exit.INTERRUPTED
     return Exit.INFEASIBLE if found.ended.startswith("waits") else Exit.FINE

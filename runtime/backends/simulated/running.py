@@ -1,20 +1,23 @@
 """A whole simulated run behind the daemon: bodies come and go as the loop orders, what they do is the simulator's.
 
 Always labelled simulated. Virtual time goes `speed` times as fast as the clock; where the simulation cannot keep up, a look
-never takes long and virtual time lags. Steps name devices only, so shapes are derived: a replica is TP inside a machine and PP
-over machines, a trainer has the best layout on exactly its devices.
+never takes long and virtual time lags. Steps name devices only, so when a trainer begins the planner is asked for the shapes (about a
+second, once a move).
 """
 
 import math
 import time
 from collections import deque
 
+import planner
 from planner.cluster import Device
 from planner.columns import Columns
+from planner.override import Override, Role
 from planner.plan import Placement, Plan
-from planner.problem import Problem
+from planner.problem import Budget, Problem
 from planner.record import replace
 from planner.refit import refitted
+from planner.solution import Feasible
 from runtime.backends.simulated.fleet import SimBody, SimDevice, SimFleet
 from runtime.backends.simulated.script import Behaviour
 from runtime.backends.simulated.status import flow_status
@@ -33,6 +36,7 @@ from runtime.sim.flow import SimulatedFlow
 from runtime.sim.options import Costs
 from runtime.sim.physics import Physics, flow_rules
 
+BUDGET = Budget(evaluations=60, mip_seconds=1.0)  # of the shapes of a new trainer's run
 LOOK_S = 0.2  # of real time that one look may simulate
 RECENT = 40  # looks over which shares of time are told
 _PHASES: dict[str, tuple[ReplicaPhase, TrainerPhase]] = {
@@ -58,6 +62,7 @@ class SimulatedRun:
         self._problem, self._speed, self._steps = problem, speed, steps
         self._physics = Physics(problem)
         self._places: dict[tuple[str, int], Placement | None] = {}
+        self._known: dict[frozenset[str], Placement] = {}  # by devices
         self._serving: dict[tuple[str, int], str] = {}
         self._trainer: tuple[str, int] | None = None
         self._last_s: float | None = None
@@ -144,6 +149,7 @@ class SimulatedRun:
                     self.flow.add_replica(self._serving[key], self._physics.replica(place), path)
 
     def _begin_training(self, key: tuple[str, int], body: SimBody) -> None:
+        self._lay_out(body)
         place = self._place(key, body)
         rollouts = tuple(
             p for k, b in self.fleet.bodies.items() if not b.trains and (p := self._place(k, b)) is not None
@@ -157,16 +163,38 @@ class SimulatedRun:
         self._trainer = key
         self.flow.set_trainer(speed)
 
-    def _place(self, key: tuple[str, int], body: SimBody) -> Placement | None:
-        """The shape of a body, from its devices."""
-        if key not in self._places:
-            known = {d.id: d for d in self._problem.cluster.devices}
-            devices = [known[d] for d in body.devices if d in known]
-            self._places[key] = self._trainer_on(devices) if body.trains else _replica_on(devices)
-        return self._places[key]
+    def _lay_out(self, trainer: SimBody) -> None:
+        """The planner's shapes for devices whose roles are given: the trainer's and those of what else is there."""
+        there = [b for b in self.fleet.bodies.values() if b.phase != "dead"]
+        roles: dict[str, Role] = {d: "rollout" for b in there if not b.trains for d in b.devices}
+        roles |= dict.fromkeys(trainer.devices, "train")
+        devices = tuple(d for d in self._problem.cluster.devices if d.id in roles)
+        if not any(role == "rollout" for role in roles.values()):
+            return
+        pinned = replace(
+            self._problem,
+            cluster=replace(self._problem.cluster, devices=devices),
+            overrides=tuple(Override(device=d.id, kind="pin", role=roles[d.id]) for d in devices),
+            in_force=None,
+        )
+        found = planner.solve(pinned, budget=BUDGET)
+        if isinstance(found, Feasible):
+            self._known |= {frozenset(p.devices): p for p in found.plan.placements}
 
-    def _trainer_on(self, devices: list[Device]) -> Placement | None:
-        return refitted(Columns(self._physics.cost), _NOWHERE, devices, must=frozenset(d.id for d in devices))
+    def _place(self, key: tuple[str, int], body: SimBody) -> Placement | None:
+        """The shape of a body: the planner's for its devices, else one made for them."""
+        if key not in self._places:
+            by_id = {d.id: d for d in self._problem.cluster.devices}
+            devices = [by_id[d] for d in body.devices if d in by_id]
+            known = self._known.get(frozenset(body.devices))
+            if known is not None and (known.role == "train") == body.trains:
+                self._places[key] = known
+            elif body.trains:
+                must = frozenset(d.id for d in devices)
+                self._places[key] = refitted(Columns(self._physics.cost), _NOWHERE, devices, must=must)
+            else:
+                self._places[key] = _replica_on(devices)
+        return self._places[key]
 
     # What is seen
 
