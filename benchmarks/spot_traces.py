@@ -12,6 +12,7 @@ import csv
 import statistics
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import planner
@@ -31,7 +32,11 @@ BUDGET = Budget(evaluations=60, mip_seconds=1.0)
 POLICIES: tuple[tuple[str, ChurnPolicy, Costs], ...] = (
     ("elastic", "elastic", Costs()),
     ("checkpoint-restart", "checkpoint-restart", Costs()),
-    ("checkpoint-restart, joins ignored", "checkpoint-restart", Costs(restart_on_join=False)),
+    (
+        "checkpoint-restart, joins ignored, checkpoint each step",
+        "checkpoint-restart",
+        Costs(restart_on_join=False, checkpoint_steps=1),
+    ),
     ("static", "static", Costs()),
 )
 
@@ -201,8 +206,8 @@ def replay(trace: Trace, name: str, policy: ChurnPolicy, costs: Costs) -> Simula
     return run
 
 
-def table(folder: Path) -> str:
-    """All traces of a folder as a markdown table."""
+def table(folder: Path, only: Collection[str] = ()) -> str:
+    """All traces of a folder as a markdown table; `only`: the policies to replay, all without."""
     paths = sorted(folder.glob("*.csv"))
     chosen = [p for p in paths if p.stem.endswith("_events") or not p.with_name(f"{p.stem}_events.csv").exists()]
     lines = [
@@ -213,7 +218,7 @@ def table(folder: Path) -> str:
         trace = read_trace(path)
         ideal = Ideal(problem_of(trace)).tokens(trace)
         sizes = [c for _, c in trace.capacity]
-        for name, policy, costs in POLICIES:
+        for name, policy, costs in (p for p in POLICIES if not only or p[0] in only):
             run = replay(trace, name, policy, costs)
             done = run.trained_tokens + run.masked_tokens
             at_work = run.trainer_s["training"] / run.time_s if run.time_s else 0.0
@@ -233,8 +238,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spot_traces", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--write", type=Path, help="write the table there too")
+    parser.add_argument("--policy", action="append", default=[], choices=[p[0] for p in POLICIES], help="default: all")
     given = parser.parse_args()
-    text = table(given.folder)
+    text = table(given.folder, given.policy)
     print(text)
     if given.write is not None:
         given.write.write_text(text)

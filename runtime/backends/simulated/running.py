@@ -130,7 +130,7 @@ class SimulatedRun:
         }
         for key in [k for k in self._serving if k not in working]:
             body = self.fleet.bodies.get(key)
-            self.flow.remove_replica(self._serving.pop(key), lost=body is None or body.phase == "dead")
+            self.flow.remove_replica(self._serving.pop(key), lost=body is not None and body.phase == "dead")
         if self._trainer is not None and self._trainer not in working:
             body = self.fleet.bodies.get(self._trainer)
             if body is None or body.phase != "draining" or self.flow.between_steps:
