@@ -60,6 +60,7 @@ class Decoding:
         self.begin = np.zeros(1, dtype=np.int64)  # first slot of each replica, and the end
         self.rep = self.row = self.first = np.zeros(0, dtype=np.int64)
         self.ends = self.starts = self.before = self.leased_s = np.zeros(0)
+        self.on = np.zeros(0, dtype=np.int64)
         self.steps_of_window()
 
     # Replicas
@@ -103,6 +104,7 @@ class Decoding:
         self.slots = np.array([x.speed.slots for x in self.lanes], dtype=float)
         self.prefill = np.array([x.speed.prefill for x in self.lanes]).reshape(len(self.lanes), 3)
         self.begin = np.concatenate([[0], np.cumsum(self.slots.astype(np.int64))])
+        self.on = np.flatnonzero(np.isfinite(self.ends))  # slots that hold a running sample, as of the last count
         self.steps_of_window()
 
     def remove(self, i: int) -> Floats:
@@ -187,7 +189,7 @@ class Decoding:
         1 where a step takes twice as long for twice as many, 0 where it does not matter."""
         lines, half = np.arange(len(self.lanes)), (self.n + 1) // 2
         now = (self.base[lines, self.n] + self.kv[lines, self.n] * self.context) * self.slow
-        fewer = (self.base[lines, half] + self.kv[lines, half] * self.context / 2) * self.slow
+        fewer = (self.base[lines, half] + self.kv[lines, half] * self.context * half / np.maximum(self.n, 1)) * self.slow
         total = float((now * self.n).sum())
         return total / float(self.n.sum()), 2 * (total - float((fewer * self.n).sum())) / total if total > 0 else 0.0
 
@@ -195,7 +197,7 @@ class Decoding:
         """Slots whose sample ends within the window."""
         if among is not None:
             return among[self.ends[among] <= self.target[self.rep[among]]]
-        return np.flatnonzero(self.ends <= self.target[self.rep])
+        return self.on[self.ends[self.on] <= self.target[self.rep[self.on]]]
 
     def seconds_into(self, at: Ints) -> Floats:
         """When, after the start of the window, the samples of these slots end."""
@@ -240,7 +242,7 @@ class Decoding:
 
     def recount(self) -> None:
         """Running samples and tokens of context by replica, from the slots."""
-        on = np.flatnonzero(np.isfinite(self.ends))
+        on = self.on = np.flatnonzero(np.isfinite(self.ends))
         r = self.rep[on]
         lanes = len(self.lanes)
         self.n = np.bincount(r, minlength=lanes).astype(np.int64)

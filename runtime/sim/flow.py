@@ -22,7 +22,7 @@ from runtime.sim.timeline import Timeline
 
 FLUSH_TOKENS, FLUSH_S = 32, 0.25  # of the runtime's replicas: what they may lose when they die
 FINE_SLOTS = 16  # fleets with no more slots are stepped from one end of a sample to the next
-LONGEST, MILD = 3.0, 0.25  # windows are so many times as long at most; elasticity at which they become longer
+STEADY, FEW, MILD = 3.0, 8.0, 0.25  # times as long: while what ends is replaced, while few run; elasticity below which
 RESUME_SHARE = 0.8  # an overfull replica gives samples back until so much of its KV is used
 
 
@@ -192,8 +192,8 @@ class SimulatedFlow:
         h = tau / self.rules.windows
         # A window's speed is that of one number of running samples: long ones do where that number stays as it is,
         # because whatever ends is replaced, or hardly matters.
-        steady = self.granting.waiting > 2 * LONGEST * int(d.n.sum()) / self.rules.windows
-        return max(h * (LONGEST if steady else min(LONGEST, max(1.0, MILD / max(elasticity, 1e-9)))), 1e-9)
+        steady = self.granting.waiting > 2 * STEADY * int(d.n.sum()) / self.rules.windows
+        return max(h * (STEADY if steady else min(FEW, max(1.0, MILD / max(elasticity, 1e-9)))), 1e-9)
 
     @property
     def _fine(self) -> bool:
