@@ -189,7 +189,9 @@ class Decoding:
         1 where a step takes twice as long for twice as many, 0 where it does not matter."""
         lines, half = np.arange(len(self.lanes)), (self.n + 1) // 2
         now = (self.base[lines, self.n] + self.kv[lines, self.n] * self.context) * self.slow
-        fewer = (self.base[lines, half] + self.kv[lines, half] * self.context * half / np.maximum(self.n, 1)) * self.slow
+        fewer = (
+            self.base[lines, half] + self.kv[lines, half] * self.context * half / np.maximum(self.n, 1)
+        ) * self.slow
         total = float((now * self.n).sum())
         return total / float(self.n.sum()), 2 * (total - float((fewer * self.n).sum())) / total if total > 0 else 0.0
 
