@@ -48,7 +48,8 @@ NOTES: Mapping[str, str] = {
     "Training, llm-foundry, held-out kind": "Coefficients of the other two kinds. The attention coefficient of H100 is nearly twice "
     "that of A100 (its table is of a newer attention kernel than the trainer had), which no other kind can tell.",
     "Training, the planner's own formula": "What plans are costed with: two constants for all kinds, no coefficient of a kind. H100 is "
-    "predicted too fast: its attention table is of a newer kernel than that trainer had. `train_efficiency` or a profile of one's own trainer mends that.",
+    "predicted too fast: its attention table is of a newer kernel than that trainer had. `train_efficiency` or a profile of "
+    "one's own trainer mends that.",
     "Pipelines, Sailor (structure)": "fp32 without flash attention: only how stages, borders and gradient exchange add up is tested, "
     "from measured layers and links. The source's GPT-Neo profile is about twice as fast as its iterations, and micro-batches of "
     "one are slower in the profile than in the run, so errors there are the profile's. The folder at hand has 31 rows, three "

@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "down": ("down", "End a run: suspend its samples, stop its processes."),
     "runs": ("runs", "List the runs."),
     "plan": ("plan", "Plan offline: who generates, who trains, how fast, why."),
+    "simulate": ("simulate", "Simulate a whole run of a plan, in virtual time."),
     "status": ("status", "Show the figures of a run."),
     "gpus": ("status", "List the devices of a run."),
     "events": ("events", "Show what happened in a run."),

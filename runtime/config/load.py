@@ -95,6 +95,8 @@ def need_runnable(loaded: LoadedConfig) -> None:
     """ConfigError when the configuration can be planned and not run: no task, shapes without weights, a declared fleet, or
     an algorithm that only the planner knows."""
     config, wanting = loaded.config, []
+    if config.fleet.source == "simulated":
+        return  # nothing is run
     if config.task is None:
         wanting.append("a [task] table")
     if config.model.source == "shape":

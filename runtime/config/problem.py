@@ -83,6 +83,8 @@ def problem_from_config(
     )  # the whole plan space
     if planner.capabilities == "runtime":
         capabilities = replace(Capabilities.single_device_roles(), rollout_max_running=config.sampling.max_running)
+    elif config.fleet.source == "simulated":
+        capabilities = Capabilities()  # any shape, with the roles that a run has
     problem = Problem(
         cluster=cluster,
         model=model,

@@ -210,8 +210,10 @@ class RegionsSection(FarLinkSection):
 
 
 class FleetSection(Section):
-    source: Literal["auto", "gpus", "cpu", "paced", "declared"] = Field(
-        "auto", description="auto: free GPUs, else what `devices` says; declared: for planning only"
+    source: Literal["auto", "gpus", "cpu", "paced", "declared", "simulated"] = Field(
+        "auto",
+        description="auto: free GPUs, else what `devices` says; declared: for planning only; "
+        "simulated: no work is done, in virtual time",
     )
     devices: tuple[DeviceSection, ...] = ()
     kinds: dict[str, KindSection] = {}
@@ -231,7 +233,7 @@ class FleetSection(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> "FleetSection":
-        if self.source in ("paced", "declared") and not self.devices:
+        if self.source in ("paced", "declared", "simulated") and not self.devices:
             raise ValueError(f'fleet.devices is needed for source = "{self.source}"')
         if self.source == "paced" and self.pacing is None:
             raise ValueError('fleet.pacing is needed for source = "paced"')
@@ -266,6 +268,12 @@ class ConsentSection(Section):
     proposal_expires: Seconds = Field(120.0, validate_default=True)
 
 
+class SimulationSection(Section):
+    """A run that is simulated: `fleet.source = "simulated"`."""
+
+    speed: float = Field(60.0, gt=0, le=1e6, description="virtual seconds that pass in a second")
+
+
 class Config(Section):
     """One file, one run."""
 
@@ -279,3 +287,4 @@ class Config(Section):
     fleet: FleetSection = FleetSection()
     planner: PlannerSection = PlannerSection()
     consent: ConsentSection = ConsentSection()
+    simulation: SimulationSection = SimulationSection()
