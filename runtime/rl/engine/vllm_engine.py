@@ -12,11 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from planner.record import replace
 from runtime.errors import WeightsError
 from runtime.rl.engine.held import Held
 from runtime.rl.engine.spec import VllmSpec, vllm_capabilities
 from runtime.rl.engine.vllm_host.wire import Message
-from runtime.rl.engine.vllm_process import EngineProcess
+from runtime.rl.engine.vllm_process import ENGINE, EngineProcess
 from runtime.rl.protocols import EngineCapabilities
 from runtime.rl.types import Append, EngineStats, Lease, SampleId, WeightsRef
 
@@ -26,11 +27,13 @@ SLICE_S = 0.5  # longest wait of one `step`: between two of them the replica spe
 class VllmEngine:
     """A `RolloutEngine`. Not thread-safe. `close` ends its processes; so does the end of this process, however it ends."""
 
-    def __init__(self, spec: VllmSpec, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, spec: VllmSpec, *, program: str = ENGINE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Takes seconds on a CPU, a minute and more on a GPU: returns when the engine has generated a token."""
         self.spec = spec
         self._clock = clock
-        self._process = EngineProcess(spec.plain(), start_s=spec.start_s, clock=clock)
+        self._process = EngineProcess(spec.plain(), start_s=spec.start_s, program=program, clock=clock)
         self.facts: Message = self._process.ready["facts"]
         self._level: Message = self._process.ready["level"]
         self._by_id: dict[SampleId, Held] = {}

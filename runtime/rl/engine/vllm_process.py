@@ -9,28 +9,38 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import runtime
 from runtime.errors import DeadlineError, RunError
 from runtime.rl.engine.vllm_host.wire import Closed, Line, Message
 
 WARDEN = (sys.executable, "-m", "runtime.rl.engine.vllm_host.warden")
+ENGINE = "runtime.rl.engine.vllm_host.main"
 END_S = 5.0  # for a killed group to be gone
 
 
 class EngineProcess:
     """One warden and what it keeps. Every wait has a deadline; what runs over it is killed, not waited for."""
 
-    def __init__(self, spec: dict[str, Any], *, start_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start the engine and wait until it has generated. Raises RunError with its reason, or DeadlineError."""
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        *,
+        start_s: float,
+        program: str = ENGINE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the engine and wait until it has generated. Raises RunError with its reason, or DeadlineError.
+
+        `program` is the module to run: anything that serves a `main.Core`."""
         self._clock = clock
         ours, theirs = socket.socketpair()
         source = str(Path(runtime.__file__).parents[1])
         path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
         with theirs:
             self._warden = subprocess.Popen(
-                [*WARDEN, str(theirs.fileno()), str(os.getpid())],
+                [*WARDEN, str(theirs.fileno()), str(os.getpid()), program],
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
                 stdin=subprocess.DEVNULL,
@@ -50,7 +60,7 @@ class EngineProcess:
         try:
             self._line.send(message)
         except DeadlineError:
-            self._hung("read a command", 0.0)
+            self.hung("read a command", 0.0)
         except Closed:
             self._ended()
 
@@ -78,12 +88,7 @@ class EngineProcess:
                 return message
             if other is not None:
                 other(message)
-        self._hung(doing, deadline_s)
-        raise AssertionError("unreachable")
-
-    def hung(self, doing: str, waited_s: float) -> None:
-        """Kill it and say so: raises DeadlineError."""
-        self._hung(doing, waited_s)
+        self.hung(doing, deadline_s)
 
     def close(self) -> None:
         """End the whole group now. A polite request would wait for vLLM's own teardown, and nothing in it is ours to keep."""
@@ -94,12 +99,13 @@ class EngineProcess:
             self._warden.wait(END_S)
         self._line.close()
 
-    def _hung(self, doing: str, waited_s: float) -> None:
+    def hung(self, doing: str, waited_s: float) -> NoReturn:
+        """Kill it and say so: raises DeadlineError."""
         self.close()
         after = f" within {waited_s:g} s" if waited_s else ""
         raise DeadlineError(f"the engine did not {doing}{after}; its processes are ended")
 
-    def _ended(self) -> None:
+    def _ended(self) -> NoReturn:
         """The stream is over. What it wrote before it ended says more than that."""
         self.close()
         raise RunError("the engine's process ended", got=f"group {self._warden.pid}", hint="its last words are above")

@@ -37,6 +37,8 @@ class VllmCore:
         self._inner = getattr(self._llm.engine_core, "engine_core", None)
         if self._inner is None:
             raise ConfigError("vllm runs its engine core in another process", got=vllm.__version__)
+        if spec["kv_on_update"] == "keep" and not hasattr(self._inner, "pause_scheduler"):
+            raise ConfigError("this release of vllm cannot pause", got=vllm.__version__, hint="recompute on update")
         self._shapes = expected_shapes(spec["model"])
         self._params = _params_fields(spec)
         self._salt = "none"
@@ -101,8 +103,12 @@ class VllmCore:
         if not keep:
             self.abort(tuple(self._open))
             self._settle()
-        self._all("hexctl_read", ref, self._shapes)
-        self._all("hexctl_load")
+        try:
+            self._all("hexctl_read", ref, self._shapes)
+            self._all("hexctl_load")
+        except WeightsError:
+            self.abort(tuple(self._open))
+            raise
         self._salt = f"{ref['lineage']}.{ref['version']}.{ref['digest'][:16]}"
         freed = self._llm.reset_prefix_cache()
         if freed is False and not keep:  # with `keep` blocks in use stay; the salt keeps others from taking them

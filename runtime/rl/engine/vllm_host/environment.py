@@ -22,6 +22,8 @@ def prepare(env: MutableMapping[str, str], spec: Mapping[str, Any]) -> None:
     }
     env.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     env.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it compiles with nvcc, which a machine may lack
+    if spec["eager"]:
+        env["TORCH_COMPILE_DISABLE"] = "1"  # vLLM compiles small functions even so, 20 s of a CPU's start
     if spec["device"] == "cpu":
         env["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, math.ceil(spec["kv_cache_bytes"] / 2**30)))
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the trainer shares the cores

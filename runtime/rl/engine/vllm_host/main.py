@@ -10,9 +10,12 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from runtime.errors import RunError, WeightsError
+from runtime.rl.engine.vllm_host.environment import prepare
 from runtime.rl.engine.vllm_host.warden import dies_with_parent
 from runtime.rl.engine.vllm_host.wire import Closed, Line, Message
 
@@ -23,6 +26,8 @@ Row = tuple[int, list[int], list[float], bool]
 class Core(Protocol):
     """What the loop needs of vLLM."""
 
+    @property
+    def facts(self) -> Message: ...
     def add(self, key: int, tokens: list[int], max_tokens: int) -> None: ...
     def abort(self, keys: list[int]) -> None: ...
     def busy(self) -> bool: ...
@@ -76,40 +81,42 @@ def _obey(line: Line, core: Core, message: Message) -> None:
             raise RunError("the engine does not know this command", got=other)
 
 
-def main(argv: list[str]) -> int:
-    """Exit code 0 after a clean end, 1 after a failure, which was told first."""
+def main(argv: list[str], build: "Callable[[dict[str, Any]], Core]") -> int:
+    """Exit code 0 after a clean end, 1 after a failure, which was told first. `build` makes the core of a spec."""
     dies_with_parent(int(argv[1]))
     line = Line(socket.socket(fileno=int(argv[0])))
     try:
         first = line.receive(60.0)
         if first is None or first["kind"] != "start":
             raise RunError("no start came")
-        serve(line, _start(line, first["spec"]))
+        core = build(first["spec"])
+        line.send({"kind": "ready", "facts": core.facts, "level": core.level()})
+        serve(line, core)
     except Closed:
         return 0
     except BaseException as e:  # noqa: BLE001 - told to the replica, whatever it is
         traceback.print_exc()
-        try:
+        with suppress(RunError):
             line.send({"kind": "failed", "error": f"{type(e).__name__}: {e}"})
-        except RunError:
-            pass
         return 1
     return 0
 
 
-def _start(line: Line, spec: dict[str, Any]) -> Core:
-    from runtime.rl.engine.vllm_host.environment import prepare
+def run(build: "Callable[[dict[str, Any]], Core]") -> None:
+    """The process from its command line to its end, without vLLM's own teardown, which may wait for threads that do not end."""
+    code = main(sys.argv[1:], build)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
+
+def _vllm(spec: dict[str, Any]) -> Core:
+    os.environ["HEXCTL_ENGINE_PID"] = str(os.getpid())
     prepare(os.environ, spec)
     from runtime.rl.engine.vllm_host.core import VllmCore
 
-    core = VllmCore(spec)
-    line.send({"kind": "ready", "facts": core.facts, "level": core.level()})
-    return core
+    return VllmCore(spec)
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # without vLLM's own teardown, which may wait for threads that do not end
+    run(_vllm)

@@ -1,6 +1,6 @@
 """The leader of an engine's process group: starts the engine, ends the whole group when the replica or the engine has ended.
 
-    python -m runtime.rl.engine.vllm_host.warden SOCKET_FD REPLICA_PID
+    python -m runtime.rl.engine.vllm_host.warden SOCKET_FD REPLICA_PID PROGRAM
 
 It waits on pidfds and does nothing else, so that a replica killed with -9 takes vLLM and whatever vLLM started (tensor
 parallel workers, compilers) with it, in the time of one kill. Were the warden itself killed, the kernel ends the engine:
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
     watched = os.pidfd_open(replica)
     if os.getppid() != replica or os.getpgid(0) != os.getpid():
         os._exit(1)
-    command = [sys.executable, "-m", "runtime.rl.engine.vllm_host.main", str(line), str(os.getpid())]
+    command = [sys.executable, "-m", argv[2], str(line), str(os.getpid())]
     engine = subprocess.Popen(command, pass_fds=(line,))
     os.close(line)
     poll = select.poll()

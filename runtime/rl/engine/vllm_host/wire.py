@@ -28,21 +28,32 @@ class Line:
 
     def __init__(self, end: socket.socket, *, send_s: float = 30.0) -> None:
         """`send_s`: how long the other side may leave a full buffer unread before `send` gives it up."""
-        end.settimeout(send_s)
+        end.setblocking(False)
         self._end, self._send_s = end, send_s
         self._buffer = bytearray()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Raises Closed when nobody is there, DeadlineError when the other side does not read."""
+        """Raises Closed when nobody is there, DeadlineError when the other side does not read.
+
+        What arrives meanwhile is kept: two sides with full buffers do not wait for each other.
+        """
         body = json.dumps(message, separators=(",", ":")).encode()
         if len(body) > MAX_BYTES:
             raise RunError("a frame is too long", got=len(body), expected=f"at most {MAX_BYTES} bytes")
-        try:
-            self._end.sendall(_HEADER.pack(len(body)) + body)
-        except TimeoutError as e:
-            raise DeadlineError(f"the other side has not read for {self._send_s:g} s") from e
-        except OSError as e:
-            raise Closed("the other side has ended", got=e.strerror) from e
+        left = memoryview(_HEADER.pack(len(body)) + body)
+        while left:
+            readable, writable, _ = select.select([self._end], [self._end], [], self._send_s)
+            if not readable and not writable:
+                raise DeadlineError(f"the other side has not read for {self._send_s:g} s")
+            if readable:
+                self._take()
+            if writable:
+                try:
+                    left = left[self._end.send(left) :]
+                except BlockingIOError:
+                    continue
+                except OSError as e:
+                    raise Closed("the other side has ended", got=e.strerror) from e
 
     def receive(self, timeout_s: float | None) -> Message | None:
         """The next frame; None when none came in time (None: wait for ever). Raises Closed at the end of the stream."""
@@ -51,14 +62,20 @@ class Line:
             left = None if until is None else max(0.0, until - time.monotonic())
             if not select.select([self._end], [], [], left)[0]:
                 return None
-            try:
-                data = self._end.recv(_CHUNK)
-            except OSError as e:
-                raise Closed("the other side has ended", got=e.strerror) from e
-            if not data:
-                raise Closed("the other side has ended")
-            self._buffer += data
+            self._take()
         return frame
+
+    def _take(self) -> None:
+        """What has arrived, into the buffer."""
+        try:
+            data = self._end.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError as e:
+            raise Closed("the other side has ended", got=e.strerror) from e
+        if not data:
+            raise Closed("the other side has ended")
+        self._buffer += data
 
     def close(self) -> None:
         self._end.close()
