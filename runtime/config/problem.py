@@ -75,7 +75,11 @@ def problem_from_config(
     planner = config.planner
     capabilities = Capabilities(task_groups=2, colocate=True)  # the whole plan space
     if planner.capabilities == "runtime":
-        capabilities = replace(Capabilities.single_device_roles(), rollout_max_running=config.sampling.max_running)
+        capabilities = replace(
+            Capabilities.single_device_roles(),
+            rollout_max_tp=config.rollout.max_tp if config.rollout.engine == "vllm" else 1,
+            rollout_max_running=config.sampling.max_running,
+        )
     return Problem(
         cluster=cluster,
         model=model,

@@ -220,7 +220,7 @@ def test_an_engine_killed_from_outside_is_noticed() -> None:
 
 # ---- nothing outlives the replica
 
-REPLICA = f"""
+REPLICA = """
 import sys
 from runtime.rl.engine.vllm_engine import VllmEngine
 from tests.rl.test_vllm_process import SPEC, TOY, lease, ref

@@ -27,9 +27,7 @@ SLICE_S = 0.5  # longest wait of one `step`: between two of them the replica spe
 class VllmEngine:
     """A `RolloutEngine`. Not thread-safe. `close` ends its processes; so does the end of this process, however it ends."""
 
-    def __init__(
-        self, spec: VllmSpec, *, program: str = ENGINE, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, spec: VllmSpec, *, program: str = ENGINE, clock: Callable[[], float] = time.monotonic) -> None:
         """Takes seconds on a CPU, a minute and more on a GPU: returns when the engine has generated a token."""
         self.spec = spec
         self._clock = clock
@@ -125,7 +123,7 @@ class VllmEngine:
         if message is None:
             self._silent_s += self._clock() - began
             if self._silent_s >= self.spec.token_s:
-                self._process.hung(f"generate a token for {len(self._numbers)} samples", self.spec.token_s)
+                raise self._process.hung(f"generate a token for {len(self._numbers)} samples", self.spec.token_s)
             return ended
         return (*ended, *self._rows(message, self._version))
 
@@ -248,6 +246,5 @@ class VllmEngine:
 
 def _ended(append: Append) -> Append:
     """The engine had no room for more."""
-    from planner.record import replace
 
     return replace(append, finished="length")

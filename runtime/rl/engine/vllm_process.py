@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import runtime
 from runtime.errors import DeadlineError, RunError
@@ -60,16 +60,16 @@ class EngineProcess:
         try:
             self._line.send(message)
         except DeadlineError:
-            self.hung("read a command", 0.0)
+            raise self.hung("read a command", 0.0) from None
         except Closed:
-            self._ended()
+            raise self._ended() from None
 
     def receive(self, timeout_s: float) -> Message | None:
         """The next thing it says, None when it said nothing in time. RunError when it has failed or ended."""
         try:
             message = self._line.receive(timeout_s)
         except Closed:
-            self._ended()
+            raise self._ended() from None
         if message is not None and message["kind"] == "failed":
             self.close()
             raise RunError("the engine failed", got=message["error"])
@@ -88,7 +88,7 @@ class EngineProcess:
                 return message
             if other is not None:
                 other(message)
-        self.hung(doing, deadline_s)
+        raise self.hung(doing, deadline_s)
 
     def close(self) -> None:
         """End the whole group now. A polite request would wait for vLLM's own teardown, and nothing in it is ours to keep."""
@@ -99,13 +99,13 @@ class EngineProcess:
             self._warden.wait(END_S)
         self._line.close()
 
-    def hung(self, doing: str, waited_s: float) -> NoReturn:
-        """Kill it and say so: raises DeadlineError."""
+    def hung(self, doing: str, waited_s: float) -> DeadlineError:
+        """End it; the error to raise."""
         self.close()
         after = f" within {waited_s:g} s" if waited_s else ""
-        raise DeadlineError(f"the engine did not {doing}{after}; its processes are ended")
+        return DeadlineError(f"the engine did not {doing}{after}; its processes are ended")
 
-    def _ended(self) -> NoReturn:
+    def _ended(self) -> RunError:
         """The stream is over. What it wrote before it ended says more than that."""
         self.close()
-        raise RunError("the engine's process ended", got=f"group {self._warden.pid}", hint="its last words are above")
+        return RunError("the engine's process ended", got=f"group {self._warden.pid}", hint="its last words are above")

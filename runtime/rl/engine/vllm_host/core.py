@@ -34,9 +34,10 @@ class VllmCore:
         self._folder = tempfile.TemporaryDirectory(prefix="hexctl-model-")
         write_folder(self._folder.name, spec["model"], dtype=spec["dtype"])
         self._llm = LLMEngine.from_engine_args(EngineArgs(**_engine_args(spec, self._folder.name)))
-        self._inner = getattr(self._llm.engine_core, "engine_core", None)
-        if self._inner is None:
+        inner: Any = getattr(self._llm.engine_core, "engine_core", None)
+        if inner is None:
             raise ConfigError("vllm runs its engine core in another process", got=vllm.__version__)
+        self._inner = inner
         if spec["kv_on_update"] == "keep" and not hasattr(self._inner, "pause_scheduler"):
             raise ConfigError("this release of vllm cannot pause", got=vllm.__version__, hint="recompute on update")
         self._shapes = expected_shapes(spec["model"])

@@ -7,7 +7,7 @@ from typing import Any
 
 def prepare(env: MutableMapping[str, str], spec: Mapping[str, Any]) -> None:
     """Quiet, on loopback, in one process where there is one device, with the CPU's KV cache of the size asked for."""
-    env |= {
+    fixed = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core lives in this process: nothing else to end
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -20,6 +20,7 @@ def prepare(env: MutableMapping[str, str], spec: Mapping[str, Any]) -> None:
         "NCCL_SOCKET_IFNAME": "lo",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    env.update(fixed)
     env.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     env.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it compiles with nvcc, which a machine may lack
     if spec["eager"]:
