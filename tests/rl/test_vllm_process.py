@@ -21,7 +21,7 @@ from runtime.errors import ConfigError, DeadlineError, RunError, WeightsError
 from runtime.rl.engine.spec import VllmSpec
 from runtime.rl.engine.vllm_engine import VllmEngine
 from runtime.rl.engine.vllm_host.figures import scheduler_level, stats_level
-from runtime.rl.engine.vllm_host.wire import Closed, Line
+from runtime.rl.engine.vllm_host.wire import Closed, Line, Message
 from runtime.rl.types import Append, Lease, SampleId, WeightsRef
 from runtime.runs import ProcessMark, mark
 from tests.rl.toy_core import BABBLE, CRASH, HANG, next_token
@@ -284,11 +284,17 @@ def test_frames_survive_two_full_buffers() -> None:
     """Both sides send more than any buffer holds at the same time, and both arrive."""
     ours, theirs = (Line(s) for s in socket.socketpair())
     big = {"kind": "add", "requests": [[1, list(range(300_000)), 4]]}
-    other = threading.Thread(target=theirs.send, args=(big,))
+    arrived: list[Message | None] = []
+
+    def speak(line: Line) -> None:
+        line.send(big)
+        arrived.append(line.receive(20.0))
+
+    other = threading.Thread(target=speak, args=(theirs,))
     other.start()
-    ours.send(big)
+    speak(ours)
     other.join(20.0)
-    assert ours.receive(5.0) == theirs.receive(5.0) == big
+    assert arrived == [big, big]
     theirs.close()
     with pytest.raises(Closed):
         ours.receive(1.0)
