@@ -10,7 +10,10 @@ GB = 1e9
 
 
 def reading(
-    pids: tuple[int, ...] | None = (), used: float | None = 0.5 * GB, total: float | None = 80 * GB, made_s: float = 11.0
+    pids: tuple[int, ...] | None = (),
+    used: float | None = 0.5 * GB,
+    total: float | None = 80 * GB,
+    made_s: float = 11.0,
 ) -> CardReading:
     return CardReading(made_s=made_s, pids=pids, used_bytes=used, total_bytes=total)
 

@@ -5,6 +5,7 @@ All that differs between releases is here and in `worker`: 0.26 and 0.32 are tri
 
 import dataclasses
 import inspect
+import logging
 import tempfile
 from collections.abc import Iterable
 from typing import Any
@@ -23,6 +24,7 @@ from runtime.rl.engine.vllm_host.wire import Message
 
 WORKER = "runtime.rl.engine.vllm_host.worker.GenerationReader"
 NEEDED = ("logprobs_mode", "worker_extension_cls", "load_format", "skip_tokenizer_init")
+logger = logging.getLogger(__name__)
 DRAIN_STEPS = 64  # more than any pipeline holds
 
 
@@ -111,9 +113,10 @@ class VllmCore:
             self.abort(tuple(self._open))
             raise
         self._salt = f"{ref['lineage']}.{ref['version']}.{ref['digest'][:16]}"
-        freed = self._llm.reset_prefix_cache()
-        if freed is False and not keep:  # with `keep` blocks in use stay; the salt keeps others from taking them
-            raise WeightsError("the prefix cache could not be reset", where=ref["path"])
+        # The salt is the promise: no request of this generation finds blocks of another. The reset gives them back, or not:
+        # blocks in use stay (`keep`), and a step that has just ended may hold some a moment longer.
+        if self._llm.reset_prefix_cache() is False and not keep:
+            logger.warning("vllm kept blocks in its prefix cache; they are salted with the old generation")
         self._resume()
         return rows
 

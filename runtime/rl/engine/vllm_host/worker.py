@@ -68,4 +68,14 @@ def _reload(model: Any, runner: Any, vllm_config: Any, tensors: Iterator[tuple[s
         initialize_layerwise_reload(model)
         loaded = model.load_weights(tensors)
         finalize_layerwise_reload(model, runner.model_config)
+        _pack_heads(model)
     return set(loaded) if loaded is not None else None
+
+
+def _pack_heads(model: Any) -> None:
+    """On a CPU, pack output heads again: one that is tied to the embeddings is not loaded itself, so the reload leaves the
+    packed copy of the old weights in it (seen with vllm 0.32 in float32: logprobs 0.18 off on average)."""
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if hasattr(module, "cpu_linear") and type(module).__name__ == "ParallelLMHead" and method is not None:
+            method.process_weights_after_loading(module)
