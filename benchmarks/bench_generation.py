@@ -9,6 +9,7 @@ where it is not, `python -m benchmarks` passes this one by.
 """
 
 import argparse
+import functools
 import importlib.util
 import json
 import random
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,8 @@ def model_config(shape: str) -> dict[str, Any]:
     return config
 
 
-def hexctl_seconds(shape: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of each run, by number of sequences."""
+def hexctl_seconds(shape: str, given: argparse.Namespace, *, direct: bool = True) -> dict[str, Any]:
+    """Seconds of each run, by number of sequences. Not `direct`: through vLLM's output processor."""
     from runtime.rl.engine.spec import VllmSpec
     from runtime.rl.engine.vllm_engine import VllmEngine
     from runtime.rl.types import Lease, SampleId
@@ -54,6 +56,7 @@ def hexctl_seconds(shape: str, given: argparse.Namespace) -> dict[str, Any]:
         kv_cache_bytes=2 * 2**30,
         threads=given.threads,
         eager=given.device == "cpu",
+        direct=direct,
     )
     began = time.perf_counter()
     engine = VllmEngine(spec)
@@ -133,6 +136,13 @@ def bare_seconds(shape: str, given: argparse.Namespace) -> dict[str, Any]:
     return {"up_s": up_s, "seconds": seconds}
 
 
+ENGINES: dict[str, Callable[[str, argparse.Namespace], dict[str, Any]]] = {
+    "hexctl": hexctl_seconds,
+    "hexctl-public": functools.partial(hexctl_seconds, direct=False),
+    "vllm": bare_seconds,
+}
+
+
 def measure(given: argparse.Namespace) -> dict[str, float]:
     """Medians by engine, shape and number of sequences, printed as they come."""
     figures: dict[str, float] = {}
@@ -144,7 +154,7 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
                 rate = int(count) * given.tokens / statistics.median(seconds)
                 figures[f"{engine}_{shape}_{count}_sequences_tokens_per_s"] = rate
                 spread = f"{min(seconds):.2f}-{max(seconds):.2f} s"
-                print(f"{engine:7} {shape:14} {count:>4} sequences {rate:10,.0f} tokens/s ({spread})", flush=True)
+                print(f"{engine:13} {shape:14} {count:>4} sequences {rate:10,.0f} tokens/s ({spread})", flush=True)
     return figures
 
 
@@ -164,7 +174,7 @@ def _child(engine: str, shape: str, given: argparse.Namespace) -> dict[str, Any]
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_generation", description=__doc__)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), help="1.5b, 7b, or a file of configs/models")
-    parser.add_argument("--engines", nargs="+", default=["hexctl", "vllm"], choices=["hexctl", "vllm"])
+    parser.add_argument("--engines", nargs="+", default=["hexctl", "vllm"], choices=list(ENGINES))
     parser.add_argument("--sequences", nargs="+", type=int, default=[32, 256])
     parser.add_argument("--prompt", type=int, default=512, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=512, help="tokens of each response")
@@ -175,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=2, help="of a CPU")
     parser.add_argument("--deadline", type=float, default=900.0, help="seconds for one engine and shape")
     parser.add_argument("--json", type=Path, help="also write the figures here")
-    parser.add_argument("--one", choices=["hexctl", "vllm"], help=argparse.SUPPRESS)
+    parser.add_argument("--one", choices=list(ENGINES), help=argparse.SUPPRESS)
     return parser
 
 
@@ -183,8 +193,7 @@ def main(argv: list[str] | None = None) -> int:
     """Measure, or be one of the measured."""
     given = _parser().parse_args(argv)
     if given.one:
-        one = hexctl_seconds if given.one == "hexctl" else bare_seconds
-        print("\n" + LAST + json.dumps(one(given.shapes[0], given)), flush=True)
+        print("\n" + LAST + json.dumps(ENGINES[given.one](given.shapes[0], given)), flush=True)
         return 0
     figures = measure(given)
     if given.json:

@@ -42,12 +42,10 @@ RAW = {
 EOS, SLOTS, TEMPERATURE = 1, 4, 0.7
 CLOSE = 1e-4  # of two float32 implementations; seen: torch engine 9e-6, vLLM 0.32 on a CPU 1.4e-5
 
-vllm = pytest.param(
-    "vllm",
-    marks=[
-        pytest.mark.vllm,
-        pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed (docs/gpu.md)"),
-    ],
+NEEDS_VLLM = (
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed (docs/gpu.md)"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="this is of a CPU build; a GPU has benchmarks.check_engine"),
 )
 
 
@@ -68,7 +66,7 @@ def generations(root: Path) -> dict[int, WeightsRef]:
     }
 
 
-@pytest.fixture(scope="module", params=["torch", vllm])
+@pytest.fixture(scope="module", params=["torch", *(pytest.param(p, marks=NEEDS_VLLM) for p in ("vllm", "vllm-public"))])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     eos = frozenset({EOS})
     engine: RolloutEngine
@@ -86,6 +84,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 temperature=TEMPERATURE,
                 batched_tokens=512,
                 eager=True,
+                direct=request.param == "vllm",
             )
         )
     engine.add([lease(1)])

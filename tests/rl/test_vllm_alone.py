@@ -1,6 +1,5 @@
 """vLLM itself in its process: where it listens, and that a replica killed with -9 in mid-decode leaves nothing of it."""
 
-import importlib.util
 import ipaddress
 import os
 import signal
@@ -11,12 +10,20 @@ from pathlib import Path
 import pytest
 
 from runtime.backends.ray.procs import Watched, group_members
+from runtime.rl.engine.spec import VllmSpec
+from runtime.rl.engine.vllm_engine import VllmEngine
+from tests.rl.test_engine_contract import (
+    CLOSE,
+    NEEDS_VLLM,
+    RAW,
+    TEMPERATURE,
+    drive,
+    generations,
+    lease,
+    worst_difference,
+)
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.kill,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed (docs/gpu.md)"),
-]
+pytestmark = [*NEEDS_VLLM, pytest.mark.kill]
 REPLICA = """
 import sys, tempfile
 from pathlib import Path
@@ -84,3 +91,44 @@ def test_it_listens_on_loopback_only_and_ends_with_a_killed_replica(tmp_path: Pa
     finally:
         replica.kill()
         replica.wait(10.0)
+
+
+def test_keep_leaves_running_samples_their_kv(tmp_path: Path) -> None:
+    """No prefill at the update; tokens after it are the new weights' over old KV: not what a forward of theirs alone gives,
+    which it is again for a sample that comes later, whatever the prefix cache holds."""
+    engine = VllmEngine(
+        VllmSpec(
+            model=RAW,
+            slots=4,
+            max_length=128,
+            eos_ids=frozenset(),
+            seed=1,
+            temperature=TEMPERATURE,
+            batched_tokens=512,
+            eager=True,
+            kv_on_update="keep",
+        )
+    )
+    try:
+        refs = generations(tmp_path)
+        engine.load_weights(refs[0])
+        leases = [lease(5, m, longest=60) for m in range(3)]
+        engine.add(leases)
+        trace = drive(engine, {}, tokens=60)
+        prefilled = engine.stats().prefill_tokens
+        engine.load_weights(refs[1])
+        drive(engine, trace)
+        assert engine.stats().prefill_tokens == prefilled
+        later = lease(5, 9, longest=20)
+        engine.add([later])
+        drive(engine, trace)
+    finally:
+        engine.close()
+    for one in leases:
+        appends = trace[one.sample]
+        old = [a for a in appends if a.version == 0]
+        assert {a.version for a in appends} == {0, 1}
+        assert sum(len(a.tokens) for a in appends) == 60
+        assert worst_difference(one, old) < CLOSE
+        assert worst_difference(one, appends) > 100 * CLOSE
+    assert worst_difference(later, trace[later.sample]) < CLOSE

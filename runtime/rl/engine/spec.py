@@ -63,6 +63,7 @@ class VllmSpec:
     threads: int = 1  # of a CPU
     eager: bool = False  # no compiling, no CUDA graphs
     sleep: bool = False  # allocate so that memory can be given back while the engine lives
+    direct: bool = True  # past vLLM's output processor where the release allows
     start_s: float = 600.0  # for the engine to come up with a generated token
     load_s: float = 600.0  # for a generation to be verified and laid in
     token_s: float = 60.0  # without any token while samples run: it hangs

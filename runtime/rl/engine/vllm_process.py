@@ -44,6 +44,7 @@ class EngineProcess:
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
                 stdin=subprocess.DEVNULL,
+                stdout=2,  # vLLM logs to its standard output; ours is data
                 env={**os.environ, "PYTHONPATH": path},
             )
         self._line = Line(ours)

@@ -11,15 +11,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import vllm
-from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
-from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from runtime.errors import ConfigError, WeightsError
 from runtime.rl.engine.vllm_host.figures import scheduler_level
 from runtime.rl.engine.vllm_host.main import Row
 from runtime.rl.engine.vllm_host.model_folder import expected_shapes, write_folder
+from runtime.rl.engine.vllm_host.requests import requests_of
 from runtime.rl.engine.vllm_host.wire import Message
 
 WORKER = "runtime.rl.engine.vllm_host.worker.GenerationReader"
@@ -43,7 +42,7 @@ class VllmCore:
         if spec["kv_on_update"] == "keep" and not hasattr(self._inner, "pause_scheduler"):
             raise ConfigError("this release of vllm cannot pause", got=vllm.__version__, hint="recompute on update")
         self._shapes = expected_shapes(spec["model"])
-        self._params = _params_fields(spec)
+        self._requests = requests_of(self._llm, spec)
         self._salt = "none"
         self._open: set[int] = set()
         self._prefilled = 0
@@ -56,6 +55,7 @@ class VllmCore:
         blocks, size = config.cache_config.num_gpu_blocks, config.cache_config.block_size
         return {
             "release": vllm.__version__,
+            "requests": self._requests.name,
             "kv_tokens": int(blocks or 0) * int(size or 0),
             "async_scheduling": bool(getattr(config.scheduler_config, "async_scheduling", False)),
             "pause": hasattr(self._inner, "pause_scheduler"),
@@ -65,8 +65,7 @@ class VllmCore:
 
     def add(self, key: int, tokens: list[int], max_tokens: int) -> None:
         """Queue a request that continues `tokens`."""
-        prompt = {"prompt_token_ids": tokens, "cache_salt": self._salt}
-        self._llm.add_request(str(key), prompt, SamplingParams(**self._params, max_tokens=max_tokens))
+        self._requests.add(key, tokens, max_tokens, self._salt)
         self._open.add(key)
         self._prefilled += len(tokens) - 1
 
@@ -75,25 +74,15 @@ class VllmCore:
         gone = [k for k in keys if k in self._open]
         self._open.difference_update(gone)
         if gone:
-            self._llm.abort_request([str(k) for k in gone])
+            self._requests.abort(gone)
 
     def busy(self) -> bool:
         return bool(self._open)
 
     def step(self) -> list[Row]:
         """One step of the scheduler; under async scheduling it may tell nothing yet."""
-        rows: list[Row] = []
-        for output in self._llm.step():
-            key = _key(output.request_id)
-            if key not in self._open:
-                continue
-            completion = output.outputs[0]
-            tokens = list(completion.token_ids)
-            logprobs = _sampled(tokens, completion.logprobs)
-            if output.finished:
-                self._open.discard(key)
-            if tokens or output.finished:
-                rows.append((key, tokens, logprobs, bool(output.finished)))
+        rows = [row for row in self._requests.step() if row[0] in self._open]
+        self._open.difference_update(key for key, _, _, finished in rows if finished)
         return rows
 
     def load(self, ref: Message, *, keep: bool) -> list[Row]:
@@ -214,37 +203,6 @@ def _engine_args(spec: dict[str, Any], folder: str) -> dict[str, Any]:
     if lacking := [name for name in NEEDED if name not in known]:
         raise ConfigError("this release of vllm is too old", got=vllm.__version__, expected=f"one with {lacking[0]}")
     return {k: v for k, v in wanted.items() if k in known and v is not None}
-
-
-def _params_fields(spec: dict[str, Any]) -> dict[str, Any]:
-    """What every request asks for."""
-    fields: dict[str, Any] = {
-        "temperature": spec["temperature"],
-        "logprobs": 0,  # of the sampled token alone
-        "detokenize": False,
-        "ignore_eos": True,  # only our own marks end a response
-        "stop_token_ids": list(spec["eos_ids"]),
-        "output_kind": RequestOutputKind.DELTA,
-    }
-    if "flat_logprobs" in inspect.signature(SamplingParams).parameters:
-        fields["flat_logprobs"] = True
-    return fields
-
-
-def _key(request_id: str) -> int:
-    """Our number of a request; some releases append a suffix of their own to the id they tell."""
-    return int(request_id.split("-", 1)[0])
-
-
-def _sampled(tokens: list[int], logprobs: Any) -> list[float]:
-    """The logprob of each sampled token, from either form vLLM tells them in."""
-    if not tokens:
-        return []
-    if logprobs is None:
-        raise RuntimeError("the engine told tokens without logprobs")
-    if hasattr(logprobs, "start_indices"):  # flat: the sampled token stands first at each position
-        return [float(logprobs.logprobs[i]) for i in list(logprobs.start_indices)[-len(tokens) :]]
-    return [float(at[token].logprob) for token, at in zip(tokens, list(logprobs)[-len(tokens) :], strict=True)]
 
 
 def _call(method: Any, **named: Any) -> Any:
