@@ -32,9 +32,9 @@ class VllmCore:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec = spec
-        self._folder = tempfile.TemporaryDirectory(prefix="hexctl-model-")
-        write_folder(self._folder.name, spec["model"], dtype=spec["dtype"])
-        self._llm = LLMEngine.from_engine_args(EngineArgs(**_engine_args(spec, self._folder.name)))
+        with tempfile.TemporaryDirectory(prefix="hexctl-model-") as folder:  # read once: nothing is left by a kill -9
+            write_folder(folder, spec["model"], dtype=spec["dtype"])
+            self._llm = LLMEngine.from_engine_args(EngineArgs(**_engine_args(spec, folder)))
         inner: Any = getattr(self._llm.engine_core, "engine_core", None)
         if inner is None:
             raise ConfigError("vllm runs its engine core in another process", got=vllm.__version__)
