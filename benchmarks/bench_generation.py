@@ -1,7 +1,7 @@
 """Tokens per second of hexctl's vLLM engine beside vLLM alone: the same prompts, batch, lengths and dummy weights.
 
     python -m benchmarks.bench_generation                                  # on a GPU: the 1.5B and 7B shapes
-    python -m benchmarks.bench_generation --device cpu --shapes smollm2-135m --sequences 8 --prompt 64 --tokens 32
+    python -m benchmarks.bench_generation --device cpu --dtype float32 --shapes smollm2-135m --sequences 8 --prompt 64 --tokens 32
 
 Each engine and shape has a process of its own, one after the other. Both engines have vLLM's own random weights, temperature 1
 and the logprob of each sampled token; a run is from the first prompt handed over to the last token. Needs vllm (docs/gpu.md);
@@ -206,7 +206,7 @@ def run() -> dict[str, float]:
     if importlib.util.find_spec("vllm") is None:
         print("vllm is not installed: not measured (docs/gpu.md)", file=sys.stderr)
         return {}
-    small = ["--device", "cpu", "--shapes", "smollm2-135m", "--sequences", "8"]
+    small = ["--device", "cpu", "--dtype", "float32", "--threads", "1", "--shapes", "smollm2-135m", "--sequences", "8"]
     return measure(_parser().parse_args([*small, "--prompt", "64", "--tokens", "32", "--repeats", "3"]))
 
 

@@ -47,7 +47,12 @@ def config(model: str = "tiny-qwen3", **rollout: Any) -> Config:
 
 def test_limits_come_from_the_configuration() -> None:
     spec = vllm_spec(config(token_deadline="9 s", kv_cache="3 GB"), gpus=0, threads=2, incarnation="r0/1")
-    assert (spec.slots, spec.dtype, spec.temperature, spec.eos_ids) == (4, "bfloat16", 0.8, {1})
+    assert (spec.slots, spec.dtype, spec.temperature, spec.eos_ids) == (
+        4,
+        "float32",
+        0.8,
+        {1},
+    )  # exact, and faster on a CPU
     assert (spec.device, spec.tp, spec.threads, spec.eager) == ("cpu", 1, 2, True)
     assert (spec.token_s, spec.kv_cache_bytes, spec.max_length) == (9.0, 3e9, 128)
     told = json.loads(json.dumps(spec.plain()))
@@ -66,7 +71,7 @@ def test_no_two_incarnations_draw_the_same_samples() -> None:
 def test_a_replicas_gpus_are_its_tensor_parallel_degree_within_the_limit() -> None:
     qwen = config("qwen2.5-7b.json", max_tp=4)
     spec = vllm_spec(qwen, gpus=4, threads=1, incarnation="r0/1")
-    assert (spec.device, spec.tp, spec.max_tp, spec.eager) == ("cuda", 4, 4, False)
+    assert (spec.device, spec.tp, spec.max_tp, spec.eager, spec.dtype) == ("cuda", 4, 4, False, "bfloat16")
     for gpus in (3, 8):  # does not divide 28 heads; over the limit
         with pytest.raises(ConfigError, match="split"):
             vllm_spec(qwen, gpus=gpus, threads=1, incarnation="r0/1")

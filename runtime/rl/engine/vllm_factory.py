@@ -5,7 +5,7 @@ import importlib.util
 
 from runtime.config.schema import Config
 from runtime.errors import ConfigError
-from runtime.rl.engine.factory import check_vocabulary
+from runtime.rl.engine.factory import check_vocabulary, compute_dtype
 from runtime.rl.engine.spec import VllmSpec
 from runtime.rl.engine.vllm_engine import VllmEngine
 from runtime.rl.model import load_config
@@ -40,7 +40,7 @@ def vllm_spec(config: Config, *, gpus: int, threads: int, incarnation: str) -> V
         eos_ids=tokenizer.eos_ids,
         seed=_seed(config.run.seed, incarnation),
         temperature=config.sampling.temperature,
-        dtype=model.rollout_dtype or model.dtype,
+        dtype=compute_dtype(model.rollout_dtype or model.dtype, "cpu" if cpu else "cuda"),
         device="cpu" if cpu else "cuda",
         tp=tp,
         max_tp=rollout.max_tp,
