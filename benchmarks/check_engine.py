@@ -27,6 +27,7 @@ from runtime.rl.weights import write_generation
 
 MODELS = Path(__file__).resolve().parents[1] / "configs" / "models"
 MEAN_CLOSE = {"bfloat16": 0.02, "float32": 1e-4}  # mean of |difference| of logprobs between two implementations
+TEMPERATURE = 0.7  # not 1: whether logprobs are of the distribution sampled from shows only then
 BACK_S = 30.0
 
 
@@ -47,7 +48,8 @@ def differences(decoder: Decoder, one: Lease, appends: list[Append], version: in
     """|engine - forward| for each token of that version."""
     tokens = [*one.prompt_tokens, *(t for a in appends for t in a.tokens)]
     with torch.no_grad():
-        logprobs = torch.log_softmax(decoder(torch.tensor([tokens], device=device))[0].float(), -1)
+        logits = decoder(torch.tensor([tokens], device=device))[0].float()
+        logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
     found, at = [], len(one.prompt_tokens)
     for append in appends:
         for token, logprob in zip(append.tokens, append.logprobs, strict=True):
@@ -83,6 +85,7 @@ def check(given: argparse.Namespace, root: Path) -> dict[str, Any]:
         max_length=1024,
         eos_ids=frozenset(),
         seed=3,
+        temperature=TEMPERATURE,
         dtype=given.dtype,
         device=given.device,
         gpu_memory_share=given.share,
