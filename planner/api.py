@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from planner.bound import Bound, upper_bound
+from planner.bound import EXACT, Bound, upper_bound
 from planner.cost.model import CostModel, Scored
 from planner.explain import explain
 from planner.holding import HoldingSearch, around_frozen_trainer
@@ -51,9 +51,10 @@ def solve_throughput(
     """The plan with the shortest step."""
     said, problem = problem, resolved(problem)
     cost = CostModel(problem)
-    bound = upper_bound(cost, should_stop)
-    if bound is None:
+    first = upper_bound(cost, should_stop)
+    if first is None:
         return Infeasible(conflicts=conflicts(cost, said), scheduler=scheduler)
+    bound = first
     if problem.floor_tokens_per_s is not None and bound.tokens_per_s < problem.floor_tokens_per_s:
         return Infeasible(conflicts=floor_conflicts(said, floor_conflict(problem, bound)), scheduler=scheduler)
 
@@ -94,6 +95,8 @@ def solve_throughput(
         return Infeasible(conflicts=conflicts(cost, said), scheduler=scheduler)
     if problem.floor_tokens_per_s is not None and search.best.prediction.tokens_per_s < problem.floor_tokens_per_s:
         return Infeasible(conflicts=(floor_conflict(problem, bound),), scheduler=scheduler)
+    if bound.scope != EXACT:
+        bound = upper_bound(cost, steps=0) or bound  # the search may have proven more
     return feasible(search.best, not search.stopped)
 
 

@@ -43,8 +43,12 @@ class Bound:
     scope: str
 
 
-def upper_bound(cost: CostModel, should_stop: Callable[[], bool] = lambda: False) -> Bound | None:
-    """The bound; None when not even the relaxed problem has a plan. Once `should_stop`, what is proven by then."""
+def upper_bound(
+    cost: CostModel, should_stop: Callable[[], bool] = lambda: False, *, steps: int | None = None
+) -> Bound | None:
+    """The bound; None when not even the relaxed problem has a plan. Once `should_stop`, what is proven by then; with `steps` 0
+    what is proven already, which after a search by `hex` is more than before."""
+    looks = _STEPS if steps is None else steps
     classes = device_classes(cost.problem)
     caps = cost.problem.capabilities
     single = caps.train_max_devices == 1 and caps.rollout_max_tp == 1 and caps.rollout_max_pp == 1
@@ -52,7 +56,7 @@ def upper_bound(cost: CostModel, should_stop: Callable[[], bool] = lambda: False
         step, scope = _single(cost, classes), EXACT
     else:
         scan = scan_of(cost)
-        found = scan.bound_s(_STEPS, should_stop)
+        found = scan.bound_s(looks, should_stop)
         step = None if found is None else found[0]
         if isinstance(scan, SideScan):
             scope = GROUPS if scan.sides.whole else ONE_GROUP
