@@ -248,15 +248,15 @@ def test_the_readings_of_two_h200_predict_a_small_model_there() -> None:
     """A run of the local model on that machine decoded 17,131 tokens/s with about 92 of 128 running. Kernels alone say 49,000
     (2.9 times as many), one efficiency of the reference models 2,300 (an eighth)."""
     measured = decode(READINGS.read_text(encoding="utf-8"))
+    before, after = two_h200(None), two_h200(measured)
     for running in (92, 128):
-        plain = CostModel(two_h200(None)).level(ReplicaShape(kind="H200", tp=1), running).rate_tokens_per_s
-        level = CostModel(two_h200(measured)).level(ReplicaShape(kind="H200", tp=1), running).rate_tokens_per_s
+        plain = CostModel(before).level(ReplicaShape(kind="H200", tp=1), running).rate_tokens_per_s
+        level = CostModel(after).level(ReplicaShape(kind="H200", tp=1), running).rate_tokens_per_s
         assert plain > 2 * 17_131
         assert 17_131 / 2 < level < 17_131 * 2
-    kind = two_h200(measured).cluster.kinds["H200"]
+    kind = after.cluster.kinds["H200"]
     assert 1.3e-3 < kind.decode_floor_s < 2.3e-3  # the steps of 64 and 256 running take 1.4 and 2.3 ms a layer
     # The reference models themselves: 0.6B was slower than 1.7B there, which no floor and work can explain.
     for r in measured.kinds[0].engine:
         if r.phase == "decode" and r.running >= 64:
-            found = decoded(two_h200(measured), "H200", r.model, r.running, r.context)
-            assert found == pytest.approx(r.tokens_per_s, rel=0.4)
+            assert decoded(after, "H200", r.model, r.running, r.context) == pytest.approx(r.tokens_per_s, rel=0.4)
