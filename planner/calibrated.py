@@ -2,7 +2,8 @@
 
 Kernel tables say how fast a card can be; rates say how fast the product's engine and trainer are on it, loops, samplers and
 optimiser included. A paced kind has no kernels of its own: its whole figures follow from the rates of its engine and
-trainer. Another kind keeps its figures and gets two efficiencies, measured over modelled at the reference models' shapes.
+trainer. Another kind keeps its figures and gets, from the reference models, a floor and an efficiency of decoding and an
+efficiency of training.
 """
 
 import math
@@ -24,6 +25,10 @@ from planner.record import replace
 from planner.workload import Lengths, Workload
 
 LEAST, MOST = 1 / 64, 4.0  # bounds of a measured efficiency
+MOST_OF_KERNELS = (
+    1.0  # the same of decoding beside a floor, where kernels were measured: no engine beats its own kernels
+)
+SPREAD = 2.0  # of the modelled work a layer, most over least, below which rates do not tell a floor from an efficiency
 _HIDDEN_SHARE = 0.01  # of a paced decode step that its memory traffic may take where none was measured
 _STEPS = 26  # of a bisection in logarithms
 _SAMPLES = 16  # of the batch a trainer rate is held against: the rate of one batch, whatever its size
@@ -101,16 +106,55 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _reached(problem: Problem, kind: DeviceKind, tables: KindTables) -> DeviceKind:
-    """A card or CPU with the efficiencies that its engine and trainer reached at the reference models."""
+    """A card or CPU as fast as its engine and trainer were at the reference models.
+
+    The trainer gets an efficiency only. Its rates grow with the work of a micro-batch, so it has a floor too, but all of
+    them have as many layers and micro-batches: whether it is one of a layer, a micro-batch or a step they do not say.
+    """
+    kind = replace(kind, decode_floor_s=0.0)
     decode = [r for r in tables.engine if r.phase == "decode" and r.model in REFERENCE_MODELS]
     trainer = [r for r in tables.trainer if r.model in REFERENCE_MODELS]
     if decode:
-        found = [r.tokens_per_s / _modelled_decode(problem, kind, r) for r in decode]
-        kind = replace(kind, rollout_efficiency=_bounded(math.exp(statistics.fmean(map(math.log, found)))))
+        kind = _decoding(problem, kind, decode)
     if trainer:
         found = [_reached_train(problem, kind, r) for r in trainer]
         kind = replace(kind, train_efficiency=_bounded(math.exp(statistics.fmean(map(math.log, found)))))
     return kind
+
+
+def _decoding(problem: Problem, kind: DeviceKind, rates: Sequence[EngineRate]) -> DeviceKind:
+    """The kind with the floor and the efficiency of its decode steps, of which each takes
+
+        step = layers x floor + modelled work / efficiency.
+
+    The floor is what the engine's host costs whatever the batch (Python, launches without a graph); the two add up, though
+    a card may work off one part of a step while its host prepares another, so steps whose work is about as long as their
+    floor are predicted up to twice too long. What a step costs once, whatever the layers, counts as the layers' too.
+    A measured step never lies below the floor by more than the spread of the measurements: it is no longer than the
+    longest of them. Rates of about the same work a layer (`SPREAD`) do not tell the two apart: all is efficiency then.
+    """
+    points = []
+    for r in rates:
+        layers = REFERENCE_MODELS[r.model].layers
+        points.append((r.running / _modelled_decode(problem, kind, r) / layers, r.running / r.tokens_per_s / layers))
+    work = [x for x, _ in points]
+    if max(work) < SPREAD * min(work):
+        found = math.exp(statistics.fmean(math.log(x / y) for x, y in points))
+        return replace(kind, rollout_efficiency=_bounded(found))
+    most = MOST if context_of(problem).rates.curves(kind) is None else MOST_OF_KERNELS
+    floor_s, slowness = bounded_line(points, 1 / most, 1 / LEAST)
+    # `rollout_efficiency` divides whole steps (a run's calibration factor does so too), the floor with them.
+    return replace(kind, rollout_efficiency=1 / slowness, decode_floor_s=floor_s / slowness)
+
+
+def bounded_line(points: Sequence[tuple[float, float]], least: float, most: float) -> tuple[float, float]:
+    """`line` with a slope b in [least, most]. The squares are convex: where their least is beyond a bound, b is that bound."""
+    a, b = line(points)
+    if least <= b <= most:
+        return a, b
+    b = min(most, max(least, b))
+    weights = [1 / y**2 for _, y in points]
+    return max(0.0, sum(w * (y - b * x) for w, (x, y) in zip(weights, points, strict=True)) / sum(weights)), b
 
 
 def _bounded(value: float) -> float:

@@ -27,6 +27,9 @@ class DeviceKind:
     launch_s: float = 2.0e-5  # floor of one decode step a layer's kernels cost (launch overhead)
     train_efficiency: float = 1.0  # measured over modelled training rate; 1: not calibrated
     rollout_efficiency: float = 1.0  # measured over modelled generation rate; 1: not calibrated
+    decode_floor_s: float = (
+        0.0  # what a layer of a decode step costs on top of its kernels, as they are at efficiency 1
+    )
     source: str = ""  # where the figures come from
     paced: bool = False  # real work on a CPU at a declared speed
 
@@ -44,8 +47,9 @@ class DeviceKind:
             raise InvalidInput(
                 f"kind {self.name!r}.price_usd_per_h is negative", got=self.price_usd_per_h, expected=">= 0"
             )
-        if self.launch_s < 0:
-            raise InvalidInput(f"kind {self.name!r}.launch_s is negative", got=self.launch_s, expected=">= 0")
+        for field in ("launch_s", "decode_floor_s"):
+            if getattr(self, field) < 0:
+                raise InvalidInput(f"kind {self.name!r}.{field} is negative", got=getattr(self, field), expected=">= 0")
 
 
 @record

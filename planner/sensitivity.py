@@ -70,6 +70,9 @@ def _tenths(problem: Problem, plan: Plan) -> Iterator[tuple[str, Problem]]:
         yield f"link inside machines of {k}", _with_kind(problem, k, link_bytes_per_s=kind.link_bytes_per_s * MORE)
         if kind.launch_s:
             yield f"kernel launches on {k} ({roles})", _with_kind(problem, k, launch_s=kind.launch_s / MORE)
+        if kind.decode_floor_s and k in roll:
+            less = _with_kind(problem, k, decode_floor_s=kind.decode_floor_s / MORE)
+            yield f"host time of the engine on {k} (rollout)", less
     for name, other in _links(cluster, MORE):
         yield name, replace(problem, cluster=other)
     if not w.synchronous:

@@ -61,7 +61,7 @@ def _step_s(ctx: Context, shape: ReplicaShape, running: int) -> float:
     attention_s = max(kv / hbm, batch * attend_flops(model, m.context) / rate)
     layers = model.layers / shape.pp
     hidden = batch * model.hidden * model.dtype_bytes
-    floor_s = layers * kind.launch_s
+    floor_s = layers * (kind.launch_s + kind.decode_floor_s)
     floor_s += 2 * layers * ring_s(local_link(ctx.cluster, kind), hidden, shape.tp, 2, ctx.a)
     floor_s += 0.0 if kind.paced else batch * ctx.a.host_s_per_sample
     if shape.pp > 1:
@@ -70,7 +70,8 @@ def _step_s(ctx: Context, shape: ReplicaShape, running: int) -> float:
 
 
 def _kernels_s(ctx: Context, shape: ReplicaShape, batch: float) -> float:
-    """`decode_step_s` by the kind's measured kernels: their sum, less what a CUDA graph saves of their launches."""
+    """`decode_step_s` by the kind's measured kernels: their sum, less what a CUDA graph saves of their launches, and what a
+    calibration says that our own engine costs besides."""
     model, kind, rates = ctx.model, ctx.kind(shape.kind), ctx.rates
     layers, hidden = model.layers / shape.pp, batch * model.hidden * model.dtype_bytes
     reduce = rates.reduce_s(kind, model, shape.tp, batch)
@@ -78,6 +79,7 @@ def _kernels_s(ctx: Context, shape: ReplicaShape, batch: float) -> float:
         reduce = ring_s(local_link(ctx.cluster, kind), hidden, shape.tp, 2, ctx.a)
     layer = rates.decode_layer_s(kind, model, shape.tp, batch, ctx.m.context) + 2 * reduce
     layer = max(layer - ctx.a.graph_credit_s, layer / 2)  # a small layer is not all launch
+    layer += kind.decode_floor_s
     stage = layers * layer + rates.head_s(kind, model, shape.tp, batch) / shape.pp + batch * ctx.a.host_s_per_sample
     if shape.pp > 1:
         stage += send_s(ctx.cluster.same_kind.bulk(), hidden, ctx.a)

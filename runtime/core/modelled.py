@@ -28,13 +28,16 @@ class CostedWork:
         shape = ReplicaShape(kind=kind, tp=devices)
         running = work.tokens / work.steps
         seconds = work.steps * decode_step_s(ctx, shape, max(1, round(running)))
+        reached = ctx.kind(
+            kind
+        ).rollout_efficiency  # of a calibration: a plan predicts with it, so a factor must not repeat it
         if work.prefill_tokens:
             # Recomputed prefixes and prompts together: each as long as a running sample's context, on average.
             length = ctx.m.context2 / ctx.m.context
             seconds += prefill_felt(ctx, shape) * prefill_s(
                 ctx, shape, work.prefill_tokens, work.prefill_tokens * length
             )
-        return Modelled(seconds=seconds, tokens_per_s=work.tokens / seconds)
+        return Modelled(seconds=seconds / reached, tokens_per_s=work.tokens / seconds * reached)
 
     def train(self, devices: tuple[str, ...], work: Work) -> Modelled | None:
         """Seconds of these steps as the plan in force lays them out, in proportion to their tokens."""

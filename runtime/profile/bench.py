@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from planner.record import record
-from runtime.profile.fit import Decoded
+from planner.record import record, replace
+from runtime.profile.fit import Decoded, plain_step_s
 from runtime.rl.exchange import LoopTiming, PendingReply
 from runtime.rl.pacing import KindPacing, Pacer
 from runtime.rl.protocols import RolloutEngine
@@ -35,6 +35,7 @@ from runtime.rl.types import (
 FIRST_TOKEN = 4  # prompts are of ordinary tokens, above the special ones
 LATE_FACTOR = 6.0  # a bench that takes so much longer than it should is given up
 LATE_S = 30.0
+WARM_SHARE = 0.25  # of a bench's seconds come first and are not counted, where no clock sets the pace
 
 
 @record
@@ -100,24 +101,35 @@ def decode(
     pacing: KindPacing | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Decoded:
-    """Drive an engine for about `seconds` of busy time after as long as a warm-up needs; it must be empty and is left so."""
+    """Drive an engine for about `seconds` of busy time after as long as a warm-up needs; it must be empty and is left so.
+
+    Its first steps load kernels and choose algorithms for the shapes of this batch: they are slower than those to come.
+    """
     supply = _Supply(drive, ref)
     timing = LoopTiming(flush_s=0.02, finished_flush_s=0.0, idle_s=0.005)
     loop = ReplicaLoop(engine, supply, replica="profile", epoch=1, pacing=pacing, timing=timing)
     until = time.monotonic() + LATE_FACTOR * seconds + LATE_S
+    warm_s = WARM_SHARE * seconds if pacing is None else 0.0
     begin: EngineStats | None = None
+    turns: list[Decoded] = []
     while not should_stop() and time.monotonic() < until:
         loop.tick()
         now = loop.level().stats
         filled = now.prefill_tokens >= drive.running * (drive.prompt_tokens - 1)  # of the first samples
-        if begin is None and now.decode_steps >= 3 and filled:
+        if begin is None and now.decode_steps >= 3 and filled and now.busy_s >= warm_s:
             begin = now
+        if begin is not None:
+            turns.append(_done(EngineStats(), now))
         if begin is not None and now.busy_s - begin.busy_s >= seconds and now.decode_steps - begin.decode_steps >= 3:
             break
     end = loop.level().stats
     supply.stop = True
     engine.abort(engine.held())
-    begin = begin or EngineStats()
+    return replace(_done(begin or EngineStats(), end), step_s=plain_step_s(turns))
+
+
+def _done(begin: EngineStats, end: EngineStats) -> Decoded:
+    """What the engine did between two levels."""
     return Decoded(
         busy_s=end.busy_s - begin.busy_s,
         steps=end.decode_steps - begin.decode_steps,

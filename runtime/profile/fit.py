@@ -1,6 +1,7 @@
 """What an engine's steps cost, from benches whose mixes of decoding and prefill differ. Pure."""
 
 import itertools
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ class Decoded:
     steps: int  # that decoded
     tokens: int  # decoded
     prefill_tokens: int
+    step_s: float = 0.0  # median of the steps that decoded without prefill; 0: there was none
 
     @property
     def running(self) -> float:
@@ -34,6 +36,17 @@ class StepCost:
     def decode_tokens_per_s(self, running: int) -> float:
         """Tokens a second with so many samples and nothing to prefill."""
         return running / (self.step_s + self.token_s * running)
+
+
+def plain_step_s(turns: Sequence[Decoded]) -> float:
+    """Median seconds of a decode step without prefill, from what an engine had done in all after each turn of its loop; 0 where
+    there was none. One step that the machine holds up, or that loads kernels, does not move it as it moves a mean."""
+    found = [
+        b.busy_s - a.busy_s
+        for a, b in itertools.pairwise(turns)
+        if b.steps == a.steps + 1 and b.prefill_tokens == a.prefill_tokens
+    ]
+    return statistics.median(found) if found else 0.0
 
 
 def step_cost(benches: Sequence[Decoded]) -> StepCost:

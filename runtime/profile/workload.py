@@ -1,6 +1,7 @@
 """Rates of the product's own engine and trainer: at reference sizes on a card or CPU, and as paced devices are held to."""
 
 import gc
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -49,10 +50,14 @@ def decoder_config(spec: ModelSpec, positions: int = 8192) -> DecoderConfig:
 def engine_rates(
     model: str, device: torch.device, *, seconds: float, quick: bool, stop: Stop
 ) -> tuple[EngineRate, ...]:
-    """Decode rates of the torch engine at some batches, and its prefill rate. Weights are random: time does not care."""
+    """Decode rates of the torch engine at some batches, and its prefill rate. Weights are random: time does not care.
+
+    A rate is of the median step without prefill: one step that the machine held up for a second would halve a mean. In a hurry
+    there are two batches, so that a floor can be told from an efficiency (`planner.calibrated`).
+    """
     spec = REFERENCE_MODELS[model]
     gpu = device.type == "cuda"
-    levels = ((64,) if quick else (1, 16, 64, 256)) if gpu else ((16,) if quick else (1, 8, 32))
+    levels = ((16, 256) if quick else (1, 16, 64, 256)) if gpu else ((1, 32) if quick else (1, 8, 32))
     prompt, new = (512, 1024) if gpu else (64, 512)
     dtype = "bfloat16" if gpu else "float32"
     config = decoder_config(spec)
@@ -87,7 +92,8 @@ def engine_rates(
         _release(device)
         if stop() or not done.steps:
             return tuple(out)
-        out.append(_decode_rate(spec, running, prompt + min(new, done.steps) // 2, done.tokens / done.busy_s))
+        step_s = done.step_s or done.busy_s / done.steps
+        out.append(_decode_rate(spec, running, prompt + min(new, done.steps) // 2, done.running / step_s))
     # Samples of one token: almost all of a step is the prefill of the next ones.
     some = min(levels[-1], 16)
     cost = step_cost([bench(some, prompt, 1), bench(some, prompt, 16)])
@@ -183,17 +189,17 @@ def _steps(  # noqa: PLR0917 - one bench
     device: torch.device,
     stop: Stop,
 ) -> float | None:
-    """Mean seconds of a step after the first; None when it was stopped before."""
-    spent, steps = 0.0, 0
-    while not stop() and (steps < 2 or spent < seconds / 2):
+    """Median seconds of a step after the first; None when it was stopped before."""
+    spent: list[float] = []
+    while not stop() and (len(spent) < 2 or sum(spent) < seconds / 2):
         batch = random_batch(trainer.version, samples=samples, prompt_tokens=prompt, tokens=response, vocab=spec.vocab)
         began = time.perf_counter()
         trainer.train_step(batch)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         if trainer.version > 1:
-            spent, steps = spent + time.perf_counter() - began, steps + 1
-    return spent / steps if steps else None
+            spent.append(time.perf_counter() - began)
+    return statistics.median(spent) if spent else None
 
 
 def _noise(shape: tuple[int, ...], device: torch.device, dtype: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Kinds from measured rates: a paced device is recovered from its engine and trainer, a card gets two efficiencies."""
+"""Kinds from measured rates: a paced device is recovered from its engine and trainer, a card gets efficiencies and a floor."""
 
 import math
 from pathlib import Path
@@ -7,15 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.calibrated import MOST, calibrated, kernels_of, line
-from planner.calibration import Calibration, EngineRate, KindTables, Provenance, TrainerRate
-from planner.cost.decode import ReplicaShape, prefill_s
+from planner.calibrated import LEAST, MOST, bounded_line, calibrated, kernels_of, line
+from planner.calibration import Calibration, EngineRate, KindTables, Provenance, TrainerRate, decode
+from planner.calibration.sizes import REFERENCE_MODELS
+from planner.catalogue import CATALOGUE
+from planner.cluster import Device
+from planner.cost.decode import ReplicaShape, decode_step_s, prefill_s
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, local_link
 from planner.cost.training import StageShape, TrainerShape
 from planner.model import load_model_spec
 from planner.problem import Problem
 from planner.record import replace
+from planner.workload import Lengths
 from runtime.config.load import load_config
 from runtime.config.problem import cluster_from_config, problem_from_config
 
@@ -138,3 +142,121 @@ def test_rates_of_our_engine_count_once_and_those_of_others_stay_where_they_are(
     other = replace(ours.kinds[0], provenance=Provenance(source="vLLM on a desk", how="measured"))
     assert kernels_of(Calibration(kinds=(other,))).kinds == (other,)
     assert calibrated(cards, Calibration(kinds=(other,))) is cards
+
+
+READINGS = Path(__file__).parent / "readings" / "h200.json"  # `hexctl profile` on a machine with two H200
+RUNNING = (1, 16, 64, 256)
+
+
+def two_h200(calibration: Calibration | None) -> Problem:
+    """configs/local.toml on that machine, with one role a device as `hexctl up` runs it."""
+    config = load_config(CONFIGS / "local.toml").config
+    devices = tuple(Device(id=f"g{i}", kind="H200", node="n0", index=i) for i in range(2))
+    cluster = replace(cluster_from_config(config), devices=devices, kinds={"H200": CATALOGUE["H200"]})
+    return problem_from_config(config, cluster, load_model_spec(Path(config.model.path)), calibration=calibration)
+
+
+def at(problem: Problem, name: str, context: int) -> CostModel:
+    """The cost model at a measured point: a reference model whose samples have that mean context."""
+    prompt = Lengths(mean_tokens=context - 1, max_tokens=context)
+    workload = replace(problem.workload, prompt=prompt, response=Lengths(mean_tokens=2, max_tokens=2))
+    return CostModel(replace(problem, model=REFERENCE_MODELS[name], workload=workload))
+
+
+def decoded(problem: Problem, kind: str, name: str, running: int, context: int = 600) -> float:
+    """Predicted tokens/s of decode steps alone."""
+    model = at(problem, name, context).context
+    step = decode_step_s(model, ReplicaShape(kind=kind, tp=1), running)
+    return running / step * problem.cluster.kinds[kind].rollout_efficiency
+
+
+def host_bound(problem: Problem, kind: str, floor_s: float, efficiency: float) -> Calibration:
+    """What an engine shows whose layers cost `floor_s` on top of the kernels, which reach `efficiency`."""
+    points = []
+    for name in ("reference-0.6b", "reference-1.7b"):
+        for n in RUNNING:
+            work = n / decoded(problem, kind, name, n)
+            step = REFERENCE_MODELS[name].layers * floor_s + work / efficiency
+            points.append(
+                EngineRate(phase="decode", model=name, params=1, tp=1, running=n, context=600, tokens_per_s=n / step)
+            )
+    provenance = Provenance(source="hexctl profile", how="measured")
+    return Calibration(kinds=(KindTables(kind=kind, provenance=provenance, engine=tuple(points)),))
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(["h100-7", "two h200"]), st.floats(0.0, 0.01), st.floats(0.05, 1.0))
+def test_rates_of_a_floor_and_work_are_reproduced(where: str, floor_s: float, efficiency: float) -> None:
+    problem, kind = (problem_of(where), "H100") if where == "h100-7" else (two_h200(None), "H200")
+    measured = host_bound(problem, kind, floor_s, efficiency)
+    found = calibrated(problem, measured)
+    for r in measured.kinds[0].engine:
+        assert decoded(found, kind, r.model, r.running) == pytest.approx(r.tokens_per_s, rel=0.15)
+    fitted = found.cluster.kinds[kind]
+    assert fitted.decode_floor_s / fitted.rollout_efficiency == pytest.approx(floor_s, rel=0.05, abs=1e-6)
+    assert fitted.rollout_efficiency <= 1.0
+
+
+def test_a_floor_worked_by_hand() -> None:
+    """A step of 28 layers takes 28 x 1 ms and twice its modelled kernels: efficiency 1/2, and a floor that is 1 ms once whole
+    steps are divided by it."""
+    problem = two_h200(None)
+    found = calibrated(problem, host_bound(problem, "H200", 1e-3, 0.5)).cluster.kinds["H200"]
+    assert found.rollout_efficiency == pytest.approx(0.5, rel=0.01)
+    assert found.decode_floor_s == pytest.approx(0.5e-3, rel=0.01)
+    assert calibrated(problem, host_bound(problem, "H200", 0.0, 1.0)).cluster.kinds["H200"].decode_floor_s < 1e-9
+    # The two layers of the local model then cost 2 ms a step, on top of what they did.
+    model, shape = CostModel(problem).context, ReplicaShape(kind="H200", tp=1)
+    quick = replace(problem, cluster=replace(problem.cluster, kinds={"H200": found}))
+    before, after = decode_step_s(model, shape, 64), decode_step_s(CostModel(quick).context, shape, 64)
+    assert after / found.rollout_efficiency == pytest.approx(2e-3 + 2 * before, rel=0.01)
+
+
+def test_a_kind_without_curves_gets_a_floor_too() -> None:
+    problem = two_h200(None)
+    own = replace(CATALOGUE["H200"], name="own")
+    devices = tuple(replace(d, kind="own") for d in problem.cluster.devices)
+    problem = replace(problem, cluster=replace(problem.cluster, kinds={"own": own}, devices=devices))
+    measured = host_bound(problem, "own", 1e-3, 0.5)
+    found = calibrated(problem, measured)
+    for r in measured.kinds[0].engine:
+        assert decoded(found, "own", r.model, r.running) == pytest.approx(r.tokens_per_s, rel=0.01)
+
+
+def test_slopes_stay_in_their_bounds() -> None:
+    # Steps of 3 whatever the work: with a slope of at least 1 the floor takes the rest, 3 - 1 and 3 - 2 in the mean.
+    assert bounded_line([(1.0, 3.0), (2.0, 3.0)], 1.0, 64.0) == (pytest.approx(1.5), 1.0)
+    assert bounded_line([(1.0, 5.0), (2.0, 7.0)], 1.0, 64.0) == (pytest.approx(3.0), pytest.approx(2.0))
+    assert bounded_line([(1.0, 0.1), (2.0, 0.2)], 1.0, 64.0) == (0.0, 1.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(1e-3, 10.0), st.floats(1e-3, 10.0)), min_size=2, max_size=8, unique_by=lambda p: p[0])
+)
+def test_a_floor_is_never_longer_than_the_longest_step(points: list[tuple[float, float]]) -> None:
+    a, b = bounded_line(points, 1 / MOST, 1 / LEAST)
+    assert 0 <= a <= max(y for _, y in points) * (1 + 1e-9)
+    assert 1 / MOST <= b <= 1 / LEAST
+
+
+def test_rates_of_one_batch_say_nothing_of_a_floor() -> None:
+    cards = problem_of("h100-7")
+    assert calibrated(cards, Calibration(kinds=(card(0.1, 1.0),))).cluster.kinds["H100"].decode_floor_s == 0.0
+
+
+def test_the_readings_of_two_h200_predict_a_small_model_there() -> None:
+    """A run of the local model on that machine decoded 17,131 tokens/s with about 92 of 128 running. Kernels alone say 49,000
+    (2.9 times as many), one efficiency of the reference models 2,300 (an eighth)."""
+    measured = decode(READINGS.read_text(encoding="utf-8"))
+    before, after = two_h200(None), two_h200(measured)
+    for running in (92, 128):
+        plain = CostModel(before).level(ReplicaShape(kind="H200", tp=1), running).rate_tokens_per_s
+        level = CostModel(after).level(ReplicaShape(kind="H200", tp=1), running).rate_tokens_per_s
+        assert plain > 2 * 17_131
+        assert 17_131 / 2 < level < 17_131 * 2
+    kind = after.cluster.kinds["H200"]
+    assert 1.3e-3 < kind.decode_floor_s < 2.3e-3  # the steps of 64 and 256 running take 1.4 and 2.3 ms a layer
+    # The reference models themselves: 0.6B was slower than 1.7B there, which no floor and work can explain.
+    for r in measured.kinds[0].engine:
+        if r.phase == "decode" and r.running >= 64:
+            assert decoded(after, "H200", r.model, r.running, r.context) == pytest.approx(r.tokens_per_s, rel=0.4)

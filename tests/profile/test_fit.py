@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.profile.fit import Decoded, step_cost
+from runtime.profile.fit import Decoded, plain_step_s, step_cost
 
 
 def bench(step_s: float, token_s: float, prefill_s: float, steps: int, running: int, prefill: int) -> Decoded:  # noqa: PLR0917
@@ -54,3 +54,22 @@ def test_two_benches_worked_by_hand() -> None:
     )
     assert found.step_s + found.token_s == pytest.approx(0.1)
     assert found.prefill_s == pytest.approx(1e-3)
+
+
+def test_the_plain_step_is_a_median_of_steps_without_prefill() -> None:
+    def turn(busy_s: float, steps: int, prefill: int = 0) -> Decoded:
+        return Decoded(busy_s=busy_s, steps=steps, tokens=16 * steps, prefill_tokens=prefill)
+
+    # Steps of 60 ms, one held up for a second, one with a prompt of 100 tokens, and a turn that decoded nothing.
+    turns = [
+        turn(1.0, 3),
+        turn(1.06, 4),
+        turn(2.06, 5),
+        turn(2.12, 6),
+        turn(2.42, 7, 100),
+        turn(2.42, 7, 100),
+        turn(2.48, 8, 100),
+    ]
+    assert plain_step_s(turns) == pytest.approx(0.06)
+    assert plain_step_s([turn(1.0, 3), turn(1.5, 4, 100)]) == 0.0
+    assert plain_step_s(()) == 0.0
