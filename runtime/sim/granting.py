@@ -48,6 +48,12 @@ class Granting:
         """Samples that could be leased now, those of groups not yet admitted included."""
         return self._groups.waiting + self.admissible * self._rules.responses_per_prompt
 
+    @property
+    def ramping(self) -> bool:
+        """Whether a replica is still warming up: what it may hold grows from window to window."""
+        d = self._decoding
+        return any(self._ramps[x.name] < x.speed.slots and n >= x.allowed for x, n in zip(d.lanes, d.n, strict=True))
+
     def fill(self, now_s: float) -> None:
         """Work for free slots."""
         d, waiting = self._decoding, self.waiting

@@ -79,6 +79,11 @@ class GroupTable:
         self.fresh.append((np.repeat(rows, self.members), lengths.reshape(-1)))
         self.fresh_count += lengths.size
 
+    def unleased_groups(self) -> int:
+        """Groups that have a sample which waits to be leased."""
+        rows = [mine for mine, _ in self.fresh] + [np.array([s.row for s in self.suspended], dtype=np.int64)]
+        return len(np.unique(np.concatenate(rows)))
+
     def take_fresh(self, count: int) -> tuple[Ints, Ints]:
         """(rows, response lengths) of the next `count` fresh samples, in order; fewer where there are fewer."""
         rows: list[Ints] = []

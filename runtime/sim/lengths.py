@@ -35,6 +35,14 @@ class LengthModel:
         if any(n < 1 for n in self.listed):
             raise InvalidInput("lengths are at least 1 token", got=min(self.listed))
 
+    @property
+    def spread(self) -> float:
+        """Standard deviation over mean, before the cut."""
+        if self.family == "listed":
+            mean = sum(self.listed) / len(self.listed)
+            return max(0.0, sum(x * x for x in self.listed) / len(self.listed) / mean**2 - 1) ** 0.5
+        return {"constant": 0.0, "exponential": 1.0}.get(self.family, self.cv)
+
     def factor(self, step: int) -> float:
         """How much longer than at the start answers are at that step."""
         return max(0.0, 1.0 + self.growth_per_step * step)
