@@ -190,11 +190,11 @@ def test_a_step_whose_trainer_dies_is_computed_again_from_the_same_batch() -> No
     assert isinstance(found, Feasible)
     assert found.plan.train is not None
     node = next(d.node for d in p.cluster.devices if d.id == found.plan.train.devices[0])
-    run = simulate(
-        p,
-        found.plan,
-        Options(steps=30, changes=(Change(at_s=20.0, event="remove", nodes=(node,)),), budget=QUICK, costs=COSTS),
-    )
+    whole = Run(p, found.plan, Options(steps=30, budget=QUICK, costs=COSTS))
+    whole.go()
+    hit = whole.flow.books.steps[7]
+    loss = Change(at_s=(hit.began_s + hit.ended_s) / 2, event="remove", nodes=(node,))
+    run = simulate(p, found.plan, Options(steps=30, changes=(loss,), budget=QUICK, costs=COSTS))
     assert (run.ended, run.steps, run.redone_steps) == ("steps", 30, 1)
     assert run.wasted_tokens == {}
 
