@@ -202,10 +202,10 @@ class Decoding:
             return among[self.ends[among] <= self.target[self.rep[among]]]
         return self.on[self.ends[self.on] <= self.target[self.rep[self.on]]]
 
-    def seconds_into(self, at: Ints) -> Floats:
-        """When, after the start of the window, the samples of these slots end."""
+    def seconds_into(self, at: Ints, *, after: int = 0) -> Floats:
+        """When, after the start of the window, the samples of these slots end, or others `after` tokens later."""
         r = self.rep[at]
-        x = self.ends[at] - self.v[r]
+        x = self.ends[at] + after - self.v[r]
         out: Floats = self.waited[r] + self.alpha[r] * x + self.beta[r] * x * x
         return out
 

@@ -1,6 +1,6 @@
 """The run's flow in virtual time: groups, steps and weight updates, under the runtime's own policies.
 
-Time moves in windows that end at the next event at the latest. Within one, replicas decode (`runtime.sim.decoding`), samples
+Time moves in windows that end at the next event at the latest (`runtime.sim.windows`). Within one, replicas decode (`runtime.sim.decoding`), samples
 that end are replaced at once where the admission rule allows, and a batch that became complete is found with the moment at
 which it did, so that a step begins then and not at the end of the window.
 """
@@ -190,7 +190,9 @@ class SimulatedFlow:
             self.books.running_area += float(d.n.sum()) * h
             at = d.ended()
             while len(at):
-                at = d.ended(self._replace(at, began, began + h))
+                sooner = self.granting.before_newcomers(at)
+                given = self._replace(at[sooner], began, began + h)
+                at = np.concatenate([at[~sooner], d.ended(given)])
             d.close_window()
             self._evict_overfull()
         self.now_s = began + h

@@ -110,6 +110,16 @@ class GroupTable:
                 break
         return np.concatenate(rows)[:count]
 
+    def least_left(self, count: int) -> int | None:
+        """Fewest tokens to sample of the next `count` fresh samples and of those suspended; None: nothing waits."""
+        out, n = [x.left for x in self.suspended], 0
+        for _, lengths in self.fresh:
+            if n >= count:
+                break
+            out.append(int(lengths[: count - n].min()))
+            n += len(lengths)
+        return min(out, default=None)
+
     def begin(self, rows: Ints, versions: Ints) -> None:
         """Samples of these rows are leased at these versions for the first time."""
         np.add.at(self.starts, (rows, versions % RING), 1)

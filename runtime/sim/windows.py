@@ -57,7 +57,14 @@ def least_train_s(trainer: TrainerSpeed, rules: FlowRules, version: int) -> floa
 
 
 def soonest_batch_s(
-    d: Decoding, groups: GroupTable, rules: FlowRules, complete_s: list[float], *, needed: int, began_s: float, more: int
+    d: Decoding,
+    groups: GroupTable,
+    rules: FlowRules,
+    complete_s: list[float],
+    *,
+    needed: int,
+    began_s: float,
+    more: int,
 ) -> tuple[float, float]:
     """When, in the window that is open, a sample ends first, and the earliest that `needed` groups can be complete (both
     infinite: not within the window). Groups whose samples all run are complete exactly when the last of them ends; `more`
