@@ -1,8 +1,8 @@
 """The run's flow in virtual time: groups, steps and weight updates, under the runtime's own policies.
 
-Time moves in windows that end at the next event at the latest (`runtime.sim.windows`). Within one, replicas decode (`runtime.sim.decoding`), samples
-that end are replaced at once where the admission rule allows, and a batch that became complete is found with the moment at
-which it did, so that a step begins then and not at the end of the window.
+Time moves in windows that end at the next event at the latest (`runtime.sim.windows`). Within one, replicas decode
+(`runtime.sim.decoding`), samples that end are replaced at once where the admission rule allows, and a batch that became
+complete is found with the moment at which it did, so that a step begins then and not at the end of the window.
 """
 
 import bisect

@@ -211,8 +211,9 @@ def test_a_slower_device_slows_its_replica_and_the_samples_go_elsewhere() -> Non
 
 def test_more_and_finer_windows_give_the_same_figures() -> None:
     p = problem(prompts_per_step=64, eta=4)
-    coarse, fine = (simulate(p, None, Options(steps=40, windows=w)) for w in (8, 64))
-    assert coarse.steady_step_s == pytest.approx(fine.steady_step_s, rel=0.02)
+    # Runs are chaotic: over 40 steps two as fine as each other, of other seeds, differ by 2 %, so these are longer.
+    coarse, fine = (simulate(p, None, Options(steps=200, windows=w)) for w in (8, 64))
+    assert coarse.steady_step_s == pytest.approx(fine.steady_step_s, rel=0.01)
     assert coarse.latency_mean_s == pytest.approx(fine.latency_mean_s, rel=0.03)
 
 
