@@ -21,6 +21,7 @@ class Granting:
         self.begun: Counter[int] = Counter()  # live groups by the version they were begun at; only `wait` needs it
         self._waits = rules.policy.stale == "wait"
         self._ramps: dict[str, int] = {}
+        self._cold: set[str] = set()  # replicas whose warm-up is not over
         self._speeds: dict[str, dispatch.SpeedModel] = {}
         # Generators of their own, so that a run's lengths do not depend on how many were drawn at once.
         rngs = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(4)]
@@ -37,6 +38,7 @@ class Granting:
             step = speed.step_s(n, context)
             model = model.observe(n, n / step if step > 0 else 0.0)
         self._ramps[name], self._speeds[name] = dispatch.first_ramp(speed.slots), model
+        self._cold.add(name)
         return self._ramps[name]
 
     @property
@@ -52,6 +54,8 @@ class Granting:
     @property
     def ramping(self) -> bool:
         """Whether a replica is still warming up: what it may hold grows from window to window."""
+        if not self._cold:
+            return False
         d = self._decoding
         return any(self._ramps[x.name] < x.speed.slots and n >= x.allowed for x, n in zip(d.lanes, d.n, strict=True))
 
@@ -87,6 +91,8 @@ class Granting:
                 continue
             if self._ramps[lane.name] < slots:
                 self._ramps[lane.name] = dispatch.next_ramp(self._load(i, float(share[i])), progressed=True)
+            if self._ramps[lane.name] >= slots:
+                self._cold.discard(lane.name)
             lane.allowed = self._load(i, float(share[i])).cap()
 
     def _load(self, i: int, share: float) -> dispatch.ReplicaLoad:
