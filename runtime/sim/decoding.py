@@ -170,6 +170,7 @@ class Decoding:
         gained = np.where((self.n > 0) & (root > 0), 2 * able / np.where(root > 0, root, 1.0), 0.0)
         self.target = self.v + gained
         self._h, self._able, self._before_n, self._before_context = h, able, self.n.copy(), self.context
+        self._last = np.zeros(len(self.lanes))  # seconds into the window at which a replica's last sample so far ended
 
     def first_end_s(self) -> float:
         """Seconds to the first sample that ends, if nothing changes; infinite where none runs. Exact."""
@@ -201,12 +202,16 @@ class Decoding:
             return among[self.ends[among] <= self.target[self.rep[among]]]
         return self.on[self.ends[self.on] <= self.target[self.rep[self.on]]]
 
-    def seconds_into(self, at: Ints) -> Floats:
-        """When, after the start of the window, the samples of these slots end."""
+    def seconds_into(self, at: Ints, *, after: int = 0) -> Floats:
+        """When, after the start of the window, the samples of these slots end, or others `after` tokens later."""
         r = self.rep[at]
-        x = self.ends[at] - self.v[r]
+        x = self.ends[at] + after - self.v[r]
         out: Floats = self.waited[r] + self.alpha[r] * x + self.beta[r] * x * x
         return out
+
+    def note_ends(self, at: Ints, into: Floats) -> None:
+        """The samples of these slots ended so many seconds into the window."""
+        np.maximum.at(self._last, self.rep[at], into)
 
     def clear(self, at: Ints) -> None:
         """These slots hold nothing any more."""
@@ -232,9 +237,9 @@ class Decoding:
         self.stall = self.stall - self.waited
         self.spent[:, 1] += self.waited
         self.recount()
-        works = (self._before_n > 0) | (self.n > 0)
-        self.spent[:, 0] += np.where(works, self._able, 0.0)
-        self.spent[:, 3] += np.where(works, 0.0, self._able)
+        busy = np.where(self.n > 0, self._able, np.clip(self._last - self.waited, 0.0, self._able))
+        self.spent[:, 0] += busy
+        self.spent[:, 3] += self._able - busy
         self.spent[:, 2] += np.where(self.paused, self._h, 0.0)
         self.decoded += moved * (self.n + self._before_n) / 2
         self.drift = (self.n - self._before_n).astype(float)

@@ -40,14 +40,13 @@ class Books:
         self.rollout_s = dict.fromkeys(PHASES, 0.0)
         self.sample_seconds = 0.0
         self.finished = 0
-        self.queue_area = self.running_area = self.time_s = 0.0
+        self.running_area = self.time_s = 0.0  # running_area: seconds times running samples, exactly
+        self.late_s = 0.0  # by which steps ended after their time, because a window was too long: 0
         self.redone_steps = 0
 
-    def pass_time(self, h: float, trainer: str, running: float, complete: int) -> None:
-        """`h` seconds passed in these states."""
+    def pass_time(self, h: float, trainer: str) -> None:
+        """`h` seconds passed in this state."""
         self.trainer_s[trainer] += h
-        self.queue_area += h * complete
-        self.running_area += h * running
         self.time_s += h
 
     def correct(self, was: str, should: str, seconds: float) -> None:

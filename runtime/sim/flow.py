@@ -1,8 +1,8 @@
 """The run's flow in virtual time: groups, steps and weight updates, under the runtime's own policies.
 
-Time moves in windows that end at the next event at the latest. Within one, replicas decode (`runtime.sim.decoding`), samples
-that end are replaced at once where the admission rule allows, and a batch that became complete is found with the moment at
-which it did, so that a step begins then and not at the end of the window.
+Time moves in windows that end at the next event at the latest (`runtime.sim.windows`). Within one, replicas decode
+(`runtime.sim.decoding`), samples that end are replaced at once where the admission rule allows, and a batch that became
+complete is found with the moment at which it did, so that a step begins then and not at the end of the window.
 """
 
 import bisect
@@ -19,10 +19,9 @@ from runtime.sim.links import Links
 from runtime.sim.rules import FlowRules, WeightsPath
 from runtime.sim.speed import ReplicaSpeed, TrainerSpeed
 from runtime.sim.timeline import Timeline
+from runtime.sim.windows import is_fine, least_train_s, longest_s, soonest_batch_s
 
 FLUSH_TOKENS, FLUSH_S = 32, 0.25  # of the runtime's replicas: what they may lose when they die
-FINE_SLOTS = 16  # fleets with no more slots are stepped from one end of a sample to the next
-STEADY, FEW, MILD = 3.0, 8.0, 0.25  # times as long: while what ends is replaced, while few run; elasticity below which
 RESUME_SHARE = 0.8  # an overfull replica gives samples back until so much of its KV is used
 
 
@@ -157,7 +156,7 @@ class SimulatedFlow:
             self._try_step(self.now_s)
             self.granting.fill(self.now_s)
             event_s = min(self._next_event_s(), until_s)
-            h = min(event_s - self.now_s, self._window_s())
+            h = min(event_s - self.now_s, longest_s(self.decoding, self.granting, self.rules, self.version))
             if h == INF:
                 return "waits"
             self._window(max(h, 0.0))
@@ -180,44 +179,54 @@ class SimulatedFlow:
             look = next((t for t, _ in self._complete[g - 1 :] if t > self.now_s), INF)
         return min(self._ends_s, self.links.next_s(), look)
 
-    def _window_s(self) -> float:
-        d = self.decoding
-        moving = ~d.paused & (d.n > 0)
-        if not moving.any():
-            return INF
-        if self._fine:
-            return max(d.first_end_s(), 0.0) * (1 + 1e-12) + 1e-9
-        mean_s, elasticity = d.step_s()
-        tau = mean_s * self.rules.response.mean_tokens * self.rules.response.factor(self.version)
-        h = tau / self.rules.windows
-        # A window's speed is that of one number of running samples: long ones do where that number stays as it is,
-        # because whatever ends is replaced, or hardly matters.
-        steady = self.granting.waiting > 2 * STEADY * int(d.n.sum()) / self.rules.windows
-        return max(h * (STEADY if steady else min(FEW, max(1.0, MILD / max(elasticity, 1e-9)))), 1e-9)
-
-    @property
-    def _fine(self) -> bool:
-        return bool(self.decoding.begin[-1] <= FINE_SLOTS)
-
     def _window(self, h: float) -> None:
         d, began = self.decoding, self.now_s
-        running = float(d.n.sum())
         if d.lanes and h > 0:
-            d.open_window(h, constant=self._fine)
+            d.open_window(h, constant=is_fine(d))
+            shorter = self._until_step_s(began)
+            if shorter < h:
+                h = shorter
+                d.open_window(h, constant=is_fine(d))
+            self.books.running_area += float(d.n.sum()) * h
             at = d.ended()
             while len(at):
-                at = d.ended(self._replace(at, began))
+                sooner = self.granting.before_newcomers(at)
+                given = self._replace(at[sooner], began, began + h)
+                at = np.concatenate([at[~sooner], d.ended(given)])
             d.close_window()
             self._evict_overfull()
         self.now_s = began + h
-        self.books.pass_time(h, self._state, (running + float(d.n.sum())) / 2, len(self._complete))
+        self.books.pass_time(h, self._state)
         if self.timeline is not None:
             self._draw(began, self.now_s)
 
-    def _replace(self, at: Ints, began_s: float) -> Ints:
-        """Samples in these slots are done; new ones begin in their place where there are any. Answers with those slots."""
+    def _until_step_s(self, began_s: float) -> float:
+        """Seconds from the start of the window that is open to the soonest end of a step that is not under way yet: new
+        weights may let samples begin. Under `wait` and `drop` a batch that is taken does so already."""
+        if not self._may_start() or is_fine(self.decoding):
+            return INF
+        assert self.trainer is not None
+        mask = self.policy.stale == "mask"
+        first, batch = soonest_batch_s(
+            self.decoding,
+            self.groups,
+            self.rules,
+            [t for t, _ in self._complete],
+            needed=max(self.policy.prompts_per_step, self._tried + 1),
+            began_s=began_s,
+            more=self.groups.unleased_groups() + self.granting.admissible if mask else 0,
+        )
+        least = least_train_s(self.trainer, self.rules, self.version) * self._slow if mask else 0.0
+        # Where samples that have not begun yet could make a batch: none can before the first place is free.
+        return max(batch + least, first) * (1 + 1e-12) - began_s + 1e-9
+
+    def _replace(self, at: Ints, began_s: float, end_s: float) -> Ints:
+        """Samples in these slots are done; new ones begin in their place where there are any. Answers with those slots. The
+        window lasts until `end_s`."""
         d = self.decoding
-        seconds = began_s + d.seconds_into(at)
+        into = d.seconds_into(at)
+        d.note_ends(at, into)
+        seconds = began_s + into
         order = np.argsort(seconds, kind="stable")
         at, seconds = at[order], seconds[order]
         ends, rows = d.ends[at], d.row[at]
@@ -229,7 +238,9 @@ class SimulatedFlow:
             bisect.insort(self._complete, (float(self.groups.complete_s[row]) + self.rules.reward_s, row))
             self._views[row] = self._view(row, complete=True)
         within = self._room(at)
-        return self.granting.give(at[within], ends[within], seconds[within])
+        given = self.granting.give(at[within], ends[within], seconds[within])
+        self.books.running_area += float((end_s - d.leased_s[given]).sum() - (end_s - seconds).sum())
+        return given
 
     def _room(self, at: Ints) -> Ints:
         """Those of the slots just emptied whose replica may go on with as many as before (places in `at`)."""
@@ -334,6 +345,7 @@ class SimulatedFlow:
         tokens = float(responses + (g.prompt[rows] * g.members).sum())
         seconds = self.trainer.seconds(tokens, float(g.sequence2[rows].sum())) * self._slow
         self._began_s, self._ends_s = at_s, max(at_s + seconds, self.now_s)
+        self.books.late_s += max(0.0, self.now_s - at_s - seconds)
         self._enter("training")
 
     def _happen(self) -> None:

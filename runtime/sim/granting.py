@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 
 from runtime.policy import dispatch
-from runtime.sim.decoding import Decoding
+from runtime.sim.decoding import Bools, Decoding
 from runtime.sim.groups import Floats, GroupTable, Ints
 from runtime.sim.rules import FlowRules
 from runtime.sim.speed import ReplicaSpeed
@@ -21,9 +21,11 @@ class Granting:
         self.begun: Counter[int] = Counter()  # live groups by the version they were begun at; only `wait` needs it
         self._waits = rules.policy.stale == "wait"
         self._ramps: dict[str, int] = {}
+        self._cold: set[str] = set()  # replicas whose warm-up is not over
         self._speeds: dict[str, dispatch.SpeedModel] = {}
-        lengths, prompts = np.random.SeedSequence(seed).spawn(2)
-        self._lengths, self._prompts = np.random.default_rng(lengths), np.random.default_rng(prompts)
+        # Generators of their own, so that a run's lengths do not depend on how many were drawn at once.
+        rngs = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(4)]
+        self._lengths, self._prompts, self._rounding, self._prompt_rounding = rngs
 
     def restart(self, groups: GroupTable, version: int) -> None:
         """Go on with other groups at an older version."""
@@ -36,6 +38,7 @@ class Granting:
             step = speed.step_s(n, context)
             model = model.observe(n, n / step if step > 0 else 0.0)
         self._ramps[name], self._speeds[name] = dispatch.first_ramp(speed.slots), model
+        self._cold.add(name)
         return self._ramps[name]
 
     @property
@@ -47,6 +50,14 @@ class Granting:
     def waiting(self) -> int:
         """Samples that could be leased now, those of groups not yet admitted included."""
         return self._groups.waiting + self.admissible * self._rules.responses_per_prompt
+
+    @property
+    def ramping(self) -> bool:
+        """Whether a replica is still warming up: what it may hold grows from window to window."""
+        if not self._cold:
+            return False
+        d = self._decoding
+        return any(self._ramps[x.name] < x.speed.slots and n >= x.allowed for x, n in zip(d.lanes, d.n, strict=True))
 
     def fill(self, now_s: float) -> None:
         """Work for free slots."""
@@ -80,6 +91,8 @@ class Granting:
                 continue
             if self._ramps[lane.name] < slots:
                 self._ramps[lane.name] = dispatch.next_ramp(self._load(i, float(share[i])), progressed=True)
+            if self._ramps[lane.name] >= slots:
+                self._cold.discard(lane.name)
             lane.allowed = self._load(i, float(share[i])).cap()
 
     def _load(self, i: int, share: float) -> dispatch.ReplicaLoad:
@@ -110,6 +123,22 @@ class Granting:
             out[:] = waiting  # each would leave it to the others
         return out
 
+    def before_newcomers(self, at: Ints) -> Bools:
+        """Which of these slots, whose samples end within the window, are free no later than the soonest that a sample which
+        takes such a place can end. They can be given at once, and all is given in the order of time."""
+        d, g = self._decoding, self._groups
+        self._admit_for(len(at))
+        least = g.least_left(len(at))
+        if least is None:
+            return np.ones(len(at), dtype=np.bool_)
+        out: Bools = d.seconds_into(at) <= float(d.seconds_into(at, after=least).min())
+        return out
+
+    def _admit_for(self, count: int) -> None:
+        short = count - self._groups.fresh_count
+        if short > 0:
+            self._admit(min(self.admissible, math.ceil(short / self._rules.responses_per_prompt)))
+
     def give(self, at: Ints, starts: Floats, now_s: Floats) -> Ints:
         """Lease what waits to these slots, first come first served; answers with the slots that got something. `starts`:
         the replica's clock in tokens at each."""
@@ -120,9 +149,7 @@ class Granting:
             at, starts, now_s = at[left], starts[left], now_s[left]
         if not len(at):
             return resumed
-        short = len(at) - g.fresh_count
-        if short > 0:
-            self._admit(min(self.admissible, math.ceil(short / self._rules.responses_per_prompt)))
+        self._admit_for(len(at))
         if g.fresh_count == 0:
             return resumed
         gets = self._allowed(at)
@@ -168,8 +195,9 @@ class Granting:
         if count <= 0:
             return
         s = self._rules.responses_per_prompt
-        lengths = self._rules.response.draw(self._lengths, count * s, self.version).reshape(count, s)
-        self._groups.admit(lengths, self._rules.prompt.draw(self._prompts, count))
+        lengths = self._rules.response.draw(self._lengths, count * s, self.version, rounding=self._rounding)
+        prompts = self._rules.prompt.draw(self._prompts, count, rounding=self._prompt_rounding)
+        self._groups.admit(lengths.reshape(count, s), prompts)
 
     def _allowed(self, at: Ints) -> Ints:
         """Which of these slots, in order, get the next fresh samples (places in `at`). A slot goes without when its

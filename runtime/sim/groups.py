@@ -79,6 +79,11 @@ class GroupTable:
         self.fresh.append((np.repeat(rows, self.members), lengths.reshape(-1)))
         self.fresh_count += lengths.size
 
+    def unleased_groups(self) -> int:
+        """Groups that have a sample which waits to be leased."""
+        rows = [mine for mine, _ in self.fresh] + [np.array([s.row for s in self.suspended], dtype=np.int64)]
+        return len(np.unique(np.concatenate(rows)))
+
     def take_fresh(self, count: int) -> tuple[Ints, Ints]:
         """(rows, response lengths) of the next `count` fresh samples, in order; fewer where there are fewer."""
         rows: list[Ints] = []
@@ -104,6 +109,16 @@ class GroupTable:
             if n >= count:
                 break
         return np.concatenate(rows)[:count]
+
+    def least_left(self, count: int) -> int | None:
+        """Fewest tokens to sample of the next `count` fresh samples and of those suspended; None: nothing waits."""
+        out, n = [x.left for x in self.suspended], 0
+        for _, lengths in self.fresh:
+            if n >= count:
+                break
+            out.append(int(lengths[: count - n].min()))
+            n += len(lengths)
+        return min(out, default=None)
 
     def begin(self, rows: Ints, versions: Ints) -> None:
         """Samples of these rows are leased at these versions for the first time."""

@@ -35,12 +35,22 @@ class LengthModel:
         if any(n < 1 for n in self.listed):
             raise InvalidInput("lengths are at least 1 token", got=min(self.listed))
 
+    @property
+    def spread(self) -> float:
+        """Standard deviation over mean, before the cut."""
+        if self.family == "listed":
+            return float(np.std(self.listed) / np.mean(self.listed))
+        return {"constant": 0.0, "exponential": 1.0}.get(self.family, self.cv)
+
     def factor(self, step: int) -> float:
         """How much longer than at the start answers are at that step."""
         return max(0.0, 1.0 + self.growth_per_step * step)
 
-    def draw(self, rng: np.random.Generator, count: int, step: int = 0) -> Ints:
-        """`count` lengths at that step, at least 1 and at most `max_tokens` each."""
+    def draw(
+        self, rng: np.random.Generator, count: int, step: int = 0, *, rounding: np.random.Generator | None = None
+    ) -> Ints:
+        """`count` lengths at that step, at least 1 and at most `max_tokens` each. With a generator of its own for `rounding`
+        it does not matter by how many at once they are drawn."""
         grown = self.factor(step)
         if self.family == "listed":
             values = np.asarray(self.listed, dtype=float)[rng.integers(0, len(self.listed), count)] * grown
@@ -53,7 +63,7 @@ class LengthModel:
             else:
                 sigma = math.sqrt(math.log1p(self.cv**2))
                 values = rng.lognormal(_location(mean, sigma, float(self.max_tokens)), sigma, count)
-        whole = np.floor(np.minimum(values, self.max_tokens) + rng.random(count))  # keeps the mean
+        whole = np.floor(np.minimum(values, self.max_tokens) + (rounding or rng).random(count))  # keeps the mean
         return np.clip(whole, 1, self.max_tokens).astype(np.int64)
 
 

@@ -95,10 +95,5 @@ def flow_rules(
 def with_lengths(problem: Problem, response: LengthModel, step: int = 0) -> Problem:
     """The problem as a planner that has measured these answers would put it."""
     mean = min(response.mean_tokens * response.factor(step), float(response.max_tokens))
-    cv = {"constant": 0.0, "exponential": 1.0}.get(response.family, response.cv)
-    if response.family == "listed":
-        n = len(response.listed)
-        second = sum(x * x for x in response.listed) / n
-        cv = max(0.0, second / (sum(response.listed) / n) ** 2 - 1) ** 0.5
-    lengths = Lengths(mean_tokens=mean, cv=cv, max_tokens=response.max_tokens)
+    lengths = Lengths(mean_tokens=mean, cv=response.spread, max_tokens=response.max_tokens)
     return replace(problem, workload=replace(problem.workload, response=lengths))

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from queues import MEAN_TOKENS, Queue, flow_of, group_age, lognormal, masked_share, period_s, run, settled, unaccounted
 
+from planner.record import replace
+from runtime.policy.staleness import StalePolicy
 from runtime.sim.lengths import LengthModel
 
 # C, G, S, rho, sigma, mean age of groups; rollout is the slower side
@@ -102,8 +104,27 @@ def test_the_period_is_never_below_its_bound(eta: int, rho: float) -> None:
 def test_littles_law(eta: int) -> None:
     """Samples decoded at once = samples ended a second times seconds each took."""
     flow = run(Queue(slots=96, groups=12, members=8, rho=0.9, eta=eta, steps=200))
-    b = flow.books
+    b, d = flow.books, flow.decoding
+    running = np.flatnonzero(np.isfinite(d.ends))
+    so_far = float((flow.now_s - d.leased_s[running]).sum())  # of samples that have not ended
+    assert b.running_area == pytest.approx(b.sample_seconds + so_far, rel=1e-9)
     assert b.running_area / b.time_s == pytest.approx(b.finished / b.time_s * b.sample_seconds / b.finished, rel=0.02)
+
+
+@pytest.mark.parametrize("stale", ["mask", "wait", "drop"])
+@pytest.mark.parametrize(("rho", "eta"), [(0.03, 0), (0.03, 4), (0.5, 2)])
+def test_however_long_windows_are_a_step_ends_when_it_ends(stale: StalePolicy, rho: float, eta: int) -> None:
+    """Each takes rho B / C, though a window could be as long as many steps of the trainer; and where speed does not depend
+    on the number running, finer windows give the same run (but for the warm-up, which goes by windows)."""
+    q = Queue(slots=64, groups=16, members=8, rho=rho, eta=eta, stale=stale, steps=40)
+    flow = run(q)
+    assert flow.books.late_s == pytest.approx(0.0, abs=1e-6)
+    assert [s.ended_s - s.began_s for s in flow.books.steps] == pytest.approx([rho * 2] * 40)
+    fine = flow_of(q)
+    fine.rules = replace(fine.rules, windows=12)
+    fine.advance(math.inf)
+    assert period_s(flow) == pytest.approx(period_s(fine), rel=1e-3)
+    assert unaccounted(flow) == 0
 
 
 def test_constant_lengths_step_like_a_clock() -> None:

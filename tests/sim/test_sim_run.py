@@ -190,11 +190,11 @@ def test_a_step_whose_trainer_dies_is_computed_again_from_the_same_batch() -> No
     assert isinstance(found, Feasible)
     assert found.plan.train is not None
     node = next(d.node for d in p.cluster.devices if d.id == found.plan.train.devices[0])
-    run = simulate(
-        p,
-        found.plan,
-        Options(steps=30, changes=(Change(at_s=20.0, event="remove", nodes=(node,)),), budget=QUICK, costs=COSTS),
-    )
+    whole = Run(p, found.plan, Options(steps=30, budget=QUICK, costs=COSTS))
+    whole.go()
+    hit = whole.flow.books.steps[7]
+    loss = Change(at_s=(hit.began_s + hit.ended_s) / 2, event="remove", nodes=(node,))
+    run = simulate(p, found.plan, Options(steps=30, changes=(loss,), budget=QUICK, costs=COSTS))
     assert (run.ended, run.steps, run.redone_steps) == ("steps", 30, 1)
     assert run.wasted_tokens == {}
 
@@ -211,8 +211,9 @@ def test_a_slower_device_slows_its_replica_and_the_samples_go_elsewhere() -> Non
 
 def test_more_and_finer_windows_give_the_same_figures() -> None:
     p = problem(prompts_per_step=64, eta=4)
-    coarse, fine = (simulate(p, None, Options(steps=40, windows=w)) for w in (8, 64))
-    assert coarse.steady_step_s == pytest.approx(fine.steady_step_s, rel=0.02)
+    # Runs are chaotic: over 40 steps two as fine as each other, of other seeds, differ by 2 %, so these are longer.
+    coarse, fine = (simulate(p, None, Options(steps=200, windows=w)) for w in (8, 64))
+    assert coarse.steady_step_s == pytest.approx(fine.steady_step_s, rel=0.01)
     assert coarse.latency_mean_s == pytest.approx(fine.latency_mean_s, rel=0.03)
 
 
