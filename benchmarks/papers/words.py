@@ -1,0 +1,203 @@
+"""What the report says besides its tables: what each figure is about, and sentences that depend on the numbers."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from benchmarks.papers.claims import NEAR, Compared
+from benchmarks.papers.contradictions import update_rates, used_shares
+from benchmarks.papers.figures import H800_LATENCY, HEX, MODELS, Figures
+from benchmarks.papers.fleets import FIRST_PRINCIPLES, SHEETS, Inputs
+from benchmarks.papers.measured import Predicted
+from benchmarks.papers.scenarios import Row
+
+SECTIONS = {
+    "figure 3": (
+        "Figure 3: tokens a second for the same money",
+        "The headline: a mix of H800 and H20 that costs about as much as 24 H800 is said to train on more tokens a "
+        "second than "
+        "24 H800, or than as many H20 as the money buys.",
+    ),
+    "figure 3 absolute": (
+        "Figure 3: the tokens a second themselves",
+        "The heights of the bars. They depend on engine, lengths and batch, so a ratio off by a constant says "
+        "little about plans.",
+    ),
+    "figure 2": (
+        "Figure 2: a case study of three fleets of about the same price",
+        "32 H800, 88 H20, and 24 of each: seconds of rollout and training in one step. Ours is the ratio of steps.",
+    ),
+    "figure 4": (
+        "Figure 4: where the seconds of a step go",
+        "Rollout and training run side by side, weight sync comes after; a plan is balanced where both sides take "
+        "equally long. "
+        "Here sync runs at the share of a link that any large transfer reaches.",
+    ),
+    "table 1": (
+        "Table 1: what a token costs on each kind of GPU",
+        "Why a mix helps at all: an H20 has little compute and much memory bandwidth, so it generates cheaply and "
+        "trains dearly.",
+    ),
+    "table 3": (
+        "Table 3: how much the split between rollout and training matters",
+        "24 H800 with the best number of GPUs for training, against equal halves.",
+    ),
+    "table 4": (
+        "Table 4: the same tokens for less money",
+        "8 H800 + 24 H20 at two thirds of the price of 24 H800 are said to be about as fast.",
+    ),
+    "figure 5": (
+        "Figure 5: tokens a dollar as the fleet grows",
+        "Mixes of 24 to 56 GPUs (8 H800 and the rest H20), tokens/s for each $/h. The labels of the bars contradict "
+        "Figure 3 (see below), so "
+        "both readings are shown.",
+    ),
+}  # fmt: skip
+
+
+def near_text(c: Compared) -> str:
+    """Where ours is close to the paper's, or how far off the nearest swept point is."""
+    n = len(c.swept)
+    if not n:
+        return "no plan"
+    if c.near:
+        return f"{len(c.near)} of {n}: {_values(c.near)}"
+    assert c.nearest is not None
+    where, value = c.nearest
+    return f"0 of {n}; nearest {value:,.{c.claim.digits}f} ({where.text()})"
+
+
+def _values(near: Sequence[Inputs]) -> str:
+    lengths = sorted({i.response_mean for i in near})
+    sheets = [s for s in SHEETS if any(i.sheet == s for i in near)]
+    caps = {i.cap for i in near}
+    words = [", ".join(f"{x:,.0f}" for x in lengths) + " tokens"]
+    if len(sheets) < len(SHEETS):
+        words.append(f"H800 {sheets[0]}")
+    if len(caps) == 1:
+        cap = next(iter(caps))
+        words.append("no cap" if cap is None else f"cap {cap}")
+    return "; ".join(words)
+
+
+def verdict(c: Compared) -> str:
+    """In a few words, whether the paper's figure is one of ours."""
+    if c.base is None or c.low is None or c.high is None:
+        return "no plan"
+    if abs(c.base / c.claim.paper - 1) <= NEAR:
+        return "as printed, at the shipped assumptions too"
+    if c.near:
+        return "as printed, at other inputs"
+    if c.claim.paper > c.high:
+        return f"the paper is {c.claim.paper / c.high:.1f}x above all that was swept"
+    if c.claim.paper < c.low:
+        return f"the paper is {c.low / c.claim.paper:.1f}x below all that was swept"
+    return "between swept points"
+
+
+def overlap(r: Row) -> str:
+    """Whether our range and the paper's meet."""
+    ours = r.ours
+    if ours is None:
+        return "no plan"
+    if ours[0] > r.paper[1]:
+        return "all of ours is above"
+    if ours[1] < r.paper[0]:
+        return "all of ours is below"
+    if ours[0] >= r.paper[0] and ours[1] <= r.paper[1]:
+        return "ours lies inside"
+    if ours[0] <= r.paper[0] and ours[1] >= r.paper[1]:
+        return "ours contains the paper's"
+    return "the ranges overlap"
+
+
+def would_have_to_be(
+    f: Figures, compared: Sequence[Compared], predicted: Sequence[Predicted], rows: Sequence[Row]
+) -> Iterator[str]:
+    """For each section of which claims are out of reach: what would have to be true."""
+    out: dict[str, list[Compared]] = {}
+    for c in compared:
+        if c.swept and not c.near:
+            out.setdefault(c.claim.section, []).append(c)
+    if "figure 3 absolute" in out:
+        used = used_shares(f)
+        yield (
+            f"**Tokens a second.** At the shipped assumptions ours are {_off(out['figure 3 absolute'])} the "
+            f"paper's. Its figures would need "
+            f"trainers at {min(t for t, _ in used.values()):.0%}-{max(t for t, _ in used.values()):.0%} of the "
+            f"printed peak and replicas "
+            f"that do no more than {max(b for _, b in used.values()):.0f} samples in flight would by reading "
+            f"weights alone: engines far from "
+            "their roofline, long idle times, or tokens counted differently. Ratios below do not need either."
+        )
+    h20 = [p for p in predicted if p.what.startswith("step seconds")]
+    if any(c.claim.fleets[1][0] == 0 for c in out.get("figure 3", ())):
+        yield (
+            "**Over H20 alone.** Neither table gets there. By the paper's own rates (b) H20 alone would need "
+            f"{_span([p.value for p in h20], 0)} s a step where Figure 4 shows {_span([p.paper for p in h20], 0)} "
+            f"s: H20 would have to be "
+            f"{_span([p.paper / p.value for p in h20], 1)}x slower when alone than its costs a token in Table 1 "
+            f"say, or that fleet not be "
+            "planned at its best."
+        )
+    yield from _balance(f, out)
+    above = [r for r in rows if r.ours is not None and r.ours[0] > r.paper[1]]
+    below = [r for r in rows if r.ours is not None and r.ours[1] < r.paper[0]]
+    if above:
+        yield (
+            f"**HetRL, {_names(above)}: ours is above.** Our `verl` and `streamrl` obey their rule where it hurts "
+            f"(layers by device, equal "
+            "shares, a trainer over every region for `verl`); for the printed ranges the systems measured would "
+            "have to lose less, by smaller "
+            "groups, faster links than assumed here, or work done by hand."
+        )
+    if below:
+        yield (
+            f"**HetRL, {_names(below)}: ours is below.** Our baselines get the best uniform parallelism that the "
+            f"cost model knows, as if a "
+            "patient user had tried them all; the measured systems would have to be run with less than that, or "
+            "lose what the model does not "
+            "charge."
+        )
+
+
+def _balance(f: Figures, out: dict[str, list[Compared]]) -> Iterator[str]:
+    if "figure 4" in out or "figure 2" in out:
+        ratios = [f.latency[m, H800_LATENCY].infer_s / f.latency[m, H800_LATENCY].train_s for m in MODELS]
+        yield (
+            f"**Balance.** The 24 H800 of Figure 4 spend {_span(ratios, 2)}x as long in rollout as in training. A "
+            f"planner that may move single "
+            "GPUs gets both sides closer; such a baseline needs whole machines as the unit of allocation, or a "
+            "split fixed by hand."
+        )
+    if any("sync" in c.claim.what for c in out.get("figure 4", ())):
+        rates, link = update_rates(f)[HEX], f.setup["inter-machine across kinds"]
+        used = _span([100 * r / link for r in rates], 0)
+        yield (
+            f"**Sync.** At {100 * FIRST_PRINCIPLES.update_efficiency:.0f} % of the link, sync is a far smaller part "
+            f"of a step here. Table 2's seconds come to "
+            f"{_span(rates, 2)} GB/s over a link of {link} GB/s: the transfer would have to use {used} % "
+            "of it, as one stream, through host memory or in turn to each machine might. (The planner's default is "
+            "calibrated to that; it is "
+            "switched off in table (a).)"
+        )
+
+
+def _off(found: Sequence[Compared]) -> str:
+    values = [c.base / c.claim.paper for c in found if c.base is not None]
+    return f"{_span(values, 1)}x"
+
+
+def _span(values: Sequence[float], digits: int) -> str:
+    low, high = f"{min(values):,.{digits}f}", f"{max(values):,.{digits}f}"
+    return low if low == high else f"{low}-{high}"
+
+
+def _names(rows: Sequence[Row]) -> str:
+    return "; ".join(dict.fromkeys(f"{r.scenario} {r.what}" for r in rows))
+
+
+def beats(compared: Sequence[Compared], at: int) -> str:
+    """hex over one of the papers' schedulers, over all fleets asked."""
+    found = [c.beats[at] for c in compared if len(c.beats) > at]
+    values = [v for v in found if v is not None]
+    return f"median {median(values):.2f}x, at most {max(values):.2f}x" if values else "-"
