@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.papers import claims, clocks, contradictions, measured, mixes, scenarios
+from benchmarks.papers import claims, clocks, contradictions, measured, mixes, scenarios, simulated
 from benchmarks.papers.figures import missing, read_figures
 from benchmarks.papers.pictures import pictures
 from benchmarks.papers.report import IMAGES, Everything, report
@@ -46,6 +46,8 @@ def main(argv: list[str] | None = None) -> int:
     compared = claims.compare(solves, figures)
     said("what to rent")
     rents = mixes.compare(solves, figures)
+    said("simulated runs" if simulated.available() else "no simulator here: left out")
+    runs = list(simulated.section(simulated.compare(figures)))
     said("seconds to a plan")
     timed = clocks.measure(figures)
     found = Everything(
@@ -57,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         contradictions=list(contradictions.contradictions(figures)),
         clocks=timed,
         machine=clocks.machine(),
+        simulated=runs,
     )
     (arguments.to / "images").mkdir(parents=True, exist_ok=True)
     (arguments.to / "papers.md").write_text(report(found))

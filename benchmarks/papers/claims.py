@@ -30,6 +30,7 @@ from planner.schedulers.areal_hex.training import best_trainer
 from planner.space import device_classes, tp_degrees
 
 Fleet = tuple[int, int]  # H800, H20
+Pair = tuple[float, float]
 BASELINE, MIX, CHEAP, SMALL = (24, 0), (8, 48), (8, 24), (8, 16)
 CASE_A, CASE_B, CASE_C = (32, 0), (0, 88), (24, 24)  # Figure 2
 NEAR = 0.1  # a swept value this close to the paper's counts as reproducing it
@@ -247,9 +248,7 @@ class Compared:
     claim: Claim
     base: float | None  # at the shipped assumptions
     swept: tuple[tuple[Inputs, float], ...]
-    beats: tuple[
-        float | None, ...
-    ]  # hex over each of OTHERS on the claim's first fleet: tokens/s, the most over BESIDE
+    beats: tuple[Pair | None, ...]  # hex over each of OTHERS on the first fleet, tokens/s: least and most over BESIDE
 
     @property
     def low(self) -> float | None:
@@ -287,9 +286,9 @@ def compare(solves: Solves, figures: Figures) -> list[Compared]:
     return out
 
 
-def _beats(x: Answers, c: Claim) -> tuple[float | None, ...]:
-    def most(other: str) -> float | None:
-        found = (ratio(x.rate(c.fleets[0], i), x.rate(c.fleets[0], i, other)) for i in BESIDE)
-        return max((r for r in found if r is not None), default=None)
+def _beats(x: Answers, c: Claim) -> tuple[Pair | None, ...]:
+    def spread(other: str) -> Pair | None:
+        found = [r for i in BESIDE if (r := ratio(x.rate(c.fleets[0], i), x.rate(c.fleets[0], i, other))) is not None]
+        return (min(found), max(found)) if found else None
 
-    return tuple(most(o) for o in OTHERS) if c.fleets else (None,) * len(OTHERS)
+    return tuple(spread(o) for o in OTHERS) if c.fleets else (None,) * len(OTHERS)

@@ -166,7 +166,7 @@ def _table_a(x: Everything) -> Iterator[str]:
         f"link, the share of any large transfer: the "
         "planner's default constant for it, and the shipped files' H20 training efficiency, come from this paper's "
         "own tables and are **not** used here.",
-        f"*hex over* the papers' schedulers: tokens/s on the row's first fleet, the most over {len(BESIDE)} "
+        f"*hex over* the papers' schedulers: tokens/s on the row's first fleet, least and most over {len(BESIDE)} "
         f"lengths; `hetrl` has {EVALUATIONS['hetrl']} evaluations.",
         "",
     )
@@ -194,7 +194,7 @@ def _claim_row(c: Compared) -> list[str]:
     return [
         c.claim.what, number(c.claim.paper, d), number(c.base, d),
         number(None if c.base is None else c.base / c.claim.paper), pair(swept, d), near_text(c), verdict(c),
-        *(number(b) for b in c.beats),
+        *(pair(b) for b in c.beats),
     ]  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """What the report says besides its tables: what each figure is about, and sentences that depend on the numbers."""
 
 from collections.abc import Iterator, Sequence
-from statistics import median
 
 from benchmarks.papers.claims import NEAR, Compared
 from benchmarks.papers.contradictions import update_rates, used_shares
@@ -198,6 +197,5 @@ def _names(rows: Sequence[Row]) -> str:
 
 def beats(compared: Sequence[Compared], at: int) -> str:
     """hex over one of the papers' schedulers, over all fleets asked."""
-    found = [c.beats[at] for c in compared if len(c.beats) > at]
-    values = [v for v in found if v is not None]
-    return f"median {median(values):.2f}x, at most {max(values):.2f}x" if values else "-"
+    found = [b for c in compared if (b := c.beats[at]) is not None]
+    return f"{min(low for low, _ in found):.2f}-{max(high for _, high in found):.2f}x" if found else "-"
