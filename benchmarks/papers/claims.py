@@ -124,12 +124,11 @@ def same_budget(figures: Figures) -> Fleet:
 
 
 def claims(figures: Figures) -> Iterator[Claim]:
-    """All of them, section by section."""
+    """All of them, each for every model."""
     h20 = same_budget(figures)
-    for m in MODELS:
-        yield from _throughput(figures, m, h20)
-        yield from _latency(figures, m)
-        yield from _money(figures, m)
+    by_model = [[*_throughput(figures, m, h20), *_latency(figures, m), *_money(figures, m)] for m in MODELS]
+    for same in zip(*by_model, strict=True):
+        yield from same
 
 
 def _throughput(f: Figures, m: str, h20: Fleet) -> Iterator[Claim]:

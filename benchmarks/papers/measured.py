@@ -108,10 +108,10 @@ def implied_training_gpus(figures: Figures, model: str) -> float:
 
 
 def predictions(figures: Figures) -> Iterator[Predicted]:
-    """Everything, model by model."""
-    for m in MODELS:
-        yield from _figures_3_and_4(figures, m)
-        yield from _figure_2(figures, m)
+    """Everything, claim by claim."""
+    by_model = [[*_figures_3_and_4(figures, m), *_figure_2(figures, m)] for m in MODELS]
+    for same in zip(*by_model, strict=True):
+        yield from same
 
 
 def _swept(figures: Figures, model: str, seen: Latency, gpus: int) -> Sequence[tuple[int, Rates]]:
@@ -134,7 +134,7 @@ def _figures_3_and_4(f: Figures, m: str) -> Iterator[Predicted]:
         {n: alone.step_s / step_s(x, sync) for n, x in only.items()},
     )  # fmt: skip
     yield _row(
-        "figure 3", f"the same at the best split, {m}", over, at,
+        "figure 3", f"8 H800 + 48 H20 over 24 H800 at the best split, {m}", over, at,
         {n: alone.step_s / step_s(x, sync) for n, (_, x) in free.items()},
         f"{free[at][0].h800} H800 and {free[at][0].h20} H20 train",
     )  # fmt: skip
@@ -153,11 +153,11 @@ def _figures_3_and_4(f: Figures, m: str) -> Iterator[Predicted]:
         {n: x.infer_s for n, x in only.items()}, digits=1,
     )  # fmt: skip
     yield _row(
-        "figure 4", f"training seconds of the same, {m}", mixed.train_s, at,
+        "figure 4", f"training seconds of 8 H800 + 48 H20, only H800 train, {m}", mixed.train_s, at,
         {n: x.train_s for n, x in only.items()}, digits=1,
     )  # fmt: skip
     yield _row(
-        "figure 4", f"sync, % of a step of the same, {m}", 100 * sync / mixed.step_s, at,
+        "figure 4", f"sync, % of a step of 8 H800 + 48 H20, only H800 train, {m}", 100 * sync / mixed.step_s, at,
         {n: 100 * sync / step_s(x, sync) for n, x in only.items()}, digits=1,
     )  # fmt: skip
     yield _row(

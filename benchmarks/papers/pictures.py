@@ -8,7 +8,7 @@ SHOWN = ("figure 3", "figure 2", "table 4", "table 3", "table 1")
 
 def pictures(x: Everything) -> tuple[str, str]:
     """AReaL-Hex's claims, and HetRL's ranges."""
-    own = {p.what.replace(" at the best split", ""): p.value for p in x.predicted}
+    own = {p.what.replace(", both at", " at").replace(" at the best split", ""): p.value for p in x.predicted}
     hexes = [
         Bar(
             label=c.claim.what, low=c.low, middle=c.base, high=c.high, paper=(c.claim.paper, c.claim.paper),

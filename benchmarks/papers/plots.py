@@ -6,7 +6,7 @@ from html import escape
 
 from planner.record import record
 
-LEFT, WIDTH, ROW = 330, 420, 20
+LEFT, WIDTH, ROW = 380, 420, 20
 OURS, PAPER, BEST = "#1b6ca8", "#d1495b", "#3a7d44"
 
 

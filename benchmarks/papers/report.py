@@ -97,7 +97,7 @@ def _opening(x: Everything) -> list[str]:
         "",
         "## In short",
         "",
-        f"- Of {len(found)} ratios of AReaL-Hex, {near} come within {NEAR:.0%} somewhere in the sweep of what the "
+        f"- Of {len(found)} ratios of AReaL-Hex, {near} come within {100 * NEAR:.0f} % somewhere in the sweep of what the "
         f"paper does not print, "
         f"{at_base} at the shipped assumptions. What was not printed decides: {_decides(gains)}.",
         f"- From the paper's own rates (table b), {_own_rates(x)}.",
@@ -131,7 +131,7 @@ def _decides(gains: Sequence[Compared]) -> str:
 
 def _own_rates(x: Everything) -> str:
     only = [p for p in x.predicted if "only H800 train" in p.what and p.section == "figure 3"]
-    free = [p for p in x.predicted if p.what.startswith("the same at the best split")]
+    free = [p for p in x.predicted if "over 24 H800 at the best split" in p.what and p.section == "figure 3"]
     said = [
         f"{o.value:.2f}x, {b.value:.2f}x at the best split (printed {o.paper:.2f}x)"
         for o, b in zip(only, free, strict=True)
@@ -162,7 +162,7 @@ def _table_a(x: Everything) -> Iterator[str]:
         "rolling updates, and keeping KV caches over an update.",
         f"*Ours* is `hex` at the shipped assumptions ({BASE.text()}, {BASE.prompts} prompts x 16, spread "
         f"{BASE.response_cv}, eta {BASE.eta}); *near* counts swept points "
-        f"within {NEAR:.0%} of the paper's figure. Weight sync takes {FIRST_PRINCIPLES.update_efficiency:.0%} of a "
+        f"within {100 * NEAR:.0f} % of the paper's figure. Weight sync takes {100 * FIRST_PRINCIPLES.update_efficiency:.0f} % of a "
         f"link, the share of any large transfer: the "
         "planner's default constant for it, and the shipped files' H20 training efficiency, come from this paper's "
         "own tables and are **not** used here.",
@@ -296,7 +296,7 @@ def _table_b(x: Everything) -> Iterator[str]:
         values = [v for _, v in p.values]
         off = p.value / p.paper
         said = (
-            "as printed"
+            f"within {100 * NEAR:.0f} %"
             if abs(off - 1) <= NEAR
             else ("inside the range" if min(values) <= p.paper <= max(values) else "outside the range")
         )

@@ -52,6 +52,14 @@ SECTIONS = {
     ),
 }  # fmt: skip
 
+REASONS = {
+    "figure 2": "The fleets of one kind would have to be run that much further from (or nearer to) their best than the mix.",
+    "table 1": "The two kinds would have to reach shares of their sheets that differ by that factor.",
+    "table 3": "Equal halves would have to be that much further from (or nearer to) balance than the model has them.",
+    "table 4": "An H20 would have to give that much more (or less) against an H800.",
+    "figure 5": "Growing by H20 alone would have to pay that much more (or less).",
+}
+
 
 def near_text(c: Compared) -> str:
     """Where ours is close to the paper's, or how far off the nearest swept point is."""
@@ -83,9 +91,9 @@ def verdict(c: Compared) -> str:
     if c.base is None or c.low is None or c.high is None:
         return "no plan"
     if abs(c.base / c.claim.paper - 1) <= NEAR:
-        return "as printed, at the shipped assumptions too"
+        return f"within {100 * NEAR:.0f} % at the shipped assumptions too"
     if c.near:
-        return "as printed, at other inputs"
+        return f"within {100 * NEAR:.0f} % at other inputs"
     if c.claim.paper > c.high:
         return f"the paper is {c.claim.paper / c.high:.1f}x above all that was swept"
     if c.claim.paper < c.low:
@@ -122,45 +130,78 @@ def would_have_to_be(
         yield (
             f"**Tokens a second.** At the shipped assumptions ours are {_off(out['figure 3 absolute'])} the "
             f"paper's. Its figures would need "
-            f"trainers at {min(t for t, _ in used.values()):.0%}-{max(t for t, _ in used.values()):.0%} of the "
+            f"trainers at {_span([100 * t for t, _ in used.values()], 0)} % of the "
             f"printed peak and replicas "
             f"that do no more than {max(b for _, b in used.values()):.0f} samples in flight would by reading "
             f"weights alone: engines far from "
             "their roofline, long idle times, or tokens counted differently. Ratios below do not need either."
         )
-    h20 = [p for p in predicted if p.what.startswith("step seconds")]
     if any(c.claim.fleets[1][0] == 0 for c in out.get("figure 3", ())):
-        yield (
-            "**Over H20 alone.** Neither table gets there. By the paper's own rates (b) H20 alone would need "
-            f"{_span([p.value for p in h20], 0)} s a step where Figure 4 shows {_span([p.paper for p in h20], 0)} "
-            f"s: H20 would have to be "
-            f"{_span([p.paper / p.value for p in h20], 1)}x slower when alone than its costs a token in Table 1 "
-            f"say, or that fleet not be "
-            "planned at its best."
-        )
+        yield from _over_h20(predicted)
     yield from _balance(f, out)
-    above = [r for r in rows if r.ours is not None and r.ours[0] > r.paper[1]]
-    below = [r for r in rows if r.ours is not None and r.ours[1] < r.paper[0]]
+    yield from _others(out)
+    yield from _hetrl(rows)
+
+
+def _over_h20(predicted: Sequence[Predicted]) -> Iterator[str]:
+    """The speed-up over H20 alone, held against the paper's own rates."""
+    steps = [p for p in predicted if p.what.startswith("step seconds")]
+    ratios = [p for p in predicted if "both at the best split" in p.what]
+    yield (
+        f"**Over H20 alone.** From the paper's own rates (b) the mix is {_span([p.value for p in ratios], 2)}x as fast, "
+        f"printed are {_span([p.paper for p in ratios], 2)}x: H20 alone would need {_span([p.value for p in steps], 0)} s a "
+        f"step where Figure 4 shows {_span([p.paper for p in steps], 0)} s. They would have to be "
+        f"{_span([p.paper / p.value for p in steps], 1)}x slower when alone than their costs a token in Table 1 say, or "
+        "that fleet not be planned at its best."
+    )
+
+
+def _others(out: dict[str, list[Compared]]) -> Iterator[str]:
+    """Claims of the other sections, by how far the nearest inputs are off."""
+    for name in ("figure 2", "table 1", "table 3", "table 4", "figure 5"):
+        said = []
+        for c in out.get(name, ()):
+            if c.nearest is not None and c.nearest[1] > 0:
+                off = c.claim.paper / c.nearest[1]
+                word = f"{off:.1f}x more" if off > 1 else f"{1 / off:.1f}x less"
+                said.append(f"{c.claim.what}: {c.nearest[1]:.2f} at best, printed {c.claim.paper:.2f} ({word})")
+        if said:
+            yield f"**{SECTIONS[name][0].split(':')[0]}.** {'; '.join(said)}. {REASONS[name]}"
+
+
+def _hetrl(rows: Sequence[Row]) -> Iterator[str]:
+    """The same for HetRL: rows over other systems, then rows over itself."""
+    others = [r for r in rows if ", over " in r.what]
+    above = [r for r in others if r.ours is not None and r.ours[0] > r.paper[1]]
+    below = [r for r in others if r.ours is not None and r.ours[1] < r.paper[0]]
     if above:
         yield (
-            f"**HetRL, {_names(above)}: ours is above.** Our `verl` and `streamrl` obey their rule where it hurts "
-            f"(layers by device, equal "
-            "shares, a trainer over every region for `verl`); for the printed ranges the systems measured would "
-            "have to lose less, by smaller "
-            "groups, faster links than assumed here, or work done by hand."
+            f"**HetRL, {_names(above)}: ours is above.** Our `verl` and `streamrl` obey their rule where it hurts (layers "
+            "by device, equal shares, a trainer over every region for `verl`), and `hex` is not HetRL's search; the "
+            "systems measured would have to lose less, by smaller groups, faster links than assumed here, or work done "
+            "by hand."
         )
     if below:
         yield (
-            f"**HetRL, {_names(below)}: ours is below.** Our baselines get the best uniform parallelism that the "
-            f"cost model knows, as if a "
-            "patient user had tried them all; the measured systems would have to be run with less than that, or "
-            "lose what the model does not "
-            "charge."
+            f"**HetRL, {_names(below)}: ours is below.** Our baselines get the best uniform parallelism that the cost "
+            "model knows, as if a patient user had tried them all; the measured systems would have to be run with less "
+            "than that, or lose what the model does not charge."
+        )
+    for r in (r for r in rows if r not in others and r.median is not None and overlap(r).startswith("all of ours is")):
+        word = "more" if r.median is not None and r.median > r.paper[1] else "less"
+        yield (
+            f"**HetRL, {r.scenario}, {r.what}.** {number(r.median)}x here in the middle where it prints {r.paper[0]:.2f}-"
+            f"{r.paper[1]:.2f}x: what is added is worth {word} here than its engines got out of it."
         )
 
 
+def number(value: float | None) -> str:
+    """Two digits, "-" for none."""
+    return "-" if value is None else f"{value:.2f}"
+
+
 def _balance(f: Figures, out: dict[str, list[Compared]]) -> Iterator[str]:
-    if "figure 4" in out or "figure 2" in out:
+    if any(c.claim.what.startswith("rollout over training seconds on 24 H800") for c in out.get("figure 4", ())):
         ratios = [f.latency[m, H800_LATENCY].infer_s / f.latency[m, H800_LATENCY].train_s for m in MODELS]
         yield (
             f"**Balance.** The 24 H800 of Figure 4 spend {_span(ratios, 2)}x as long in rollout as in training. A "

@@ -8,7 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.papers.__main__ import FOLDER, main
-from benchmarks.papers.claims import BASELINE, MIX, Answers, claims, device_rate, over, over_per_usd, ratio
+from benchmarks.papers.claims import (
+    BASELINE,
+    CHEAP,
+    MIX,
+    SMALL,
+    Answers,
+    claims,
+    device_rate,
+    over,
+    over_per_usd,
+    ratio,
+)
 from benchmarks.papers.contradictions import (
     contradictions,
     dollar_ratios,
@@ -25,7 +36,7 @@ from benchmarks.papers.plots import Bar, drawn
 from benchmarks.papers.report import number, pair, table
 from benchmarks.papers.scenarios import Case, Row
 from benchmarks.papers.solves import Ask, Outcome, Solves
-from benchmarks.papers.words import overlap
+from benchmarks.papers.words import near_text, overlap, verdict
 from planner.errors import InvalidInput
 from planner.record import replace
 
@@ -179,10 +190,10 @@ def test_predictions_put_the_paper_s_rates_together(small: Figures) -> None:
     assert only.value == pytest.approx(200 / (80 + 25))
     assert only.paper == 1.5
     assert found["figure 4", "rollout seconds of 8 H800 + 48 H20, only H800 train, 7B"].value == pytest.approx(160 / 3)
-    share = found["figure 4", "sync, % of a step of the same, 7B"]
+    share = found["figure 4", "sync, % of a step of 8 H800 + 48 H20, only H800 train, 7B"]
     assert share.value == pytest.approx(100 * 25 / 105)
     assert share.paper == pytest.approx(20)
-    free = found["figure 3", "the same at the best split, 7B"]
+    free = found["figure 3", "8 H800 + 48 H20 over 24 H800 at the best split, 7B"]
     assert all(f >= o for (_, f), (_, o) in zip(free.values, only.values, strict=True))
 
 
@@ -213,6 +224,24 @@ def test_ratios_by_hand(small: Figures) -> None:
     assert ratio(1.0, None) is None
     assert ratio(None, 2.0) is None
     assert ratio(3.0, 2.0) == 1.5
+
+
+def test_a_claim_beside_its_sweep(small: Figures) -> None:
+    """The mix is 1.4 times as fast everywhere: near the printed 1.5, and hex ties with both papers' schedulers."""
+    solves = Fixed({MIX: 280.0, BASELINE: 200.0, (0, 60): 140.0, CHEAP: 100.0, SMALL: 90.0})
+    solves.prepare = lambda asks: None  # type: ignore[method-assign]
+    found = {c.claim.what: c for c in compare(solves, small)}
+    over_h800 = found["8 H800 + 48 H20 over 24 H800, 7B"]
+    assert (over_h800.base, over_h800.low, over_h800.high) == (pytest.approx(1.4),) * 3
+    assert over_h800.near == sweep()
+    assert verdict(over_h800) == "within 10 % at the shipped assumptions too"
+    assert near_text(over_h800).startswith(f"{len(sweep())} of {len(sweep())}: 300, 1,000")
+    assert over_h800.beats == ((1.0, 1.0), (1.0, 1.0))
+    over_h20 = found["8 H800 + 48 H20 over 60 H20, 7B"]
+    assert (over_h20.base, over_h20.near) == (pytest.approx(2.0), ())
+    assert verdict(over_h20) == "the paper is 1.5x above all that was swept"
+    assert near_text(over_h20).startswith(f"0 of {len(sweep())}; nearest 2.00")
+    assert verdict(found["24 H800 + 24 H20 over 32 H800, 7B"]) == "no plan"
 
 
 def test_every_claim_has_a_figure_of_the_paper(small: Figures) -> None:
