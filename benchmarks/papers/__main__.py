@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     said("HetRL's scenarios")
     rows = scenarios.compare(solves, figures)
     said("AReaL-Hex's claims")
-    compared = claims.compare(solves, figures)
+    compared = claims.compare(solves, figures, list(claims.claims(figures)))
     said("what to rent")
     rents = mixes.compare(solves, figures)
     said("simulated runs" if simulated.available() else "no simulator here: left out")

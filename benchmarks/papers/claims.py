@@ -273,9 +273,9 @@ class Compared:
         )
 
 
-def compare(solves: Solves, figures: Figures) -> list[Compared]:
-    """All claims over the sweep."""
-    found, inputs = list(claims(figures)), sweep()
+def compare(solves: Solves, figures: Figures, found: Sequence[Claim]) -> list[Compared]:
+    """Claims over the sweep."""
+    inputs = sweep()
     solves.prepare(asks(solves, figures, found, inputs))
     out = []
     for c in found:

@@ -1,5 +1,6 @@
 """The papers' fleets and workloads as problems, and the inputs they do not print as values to sweep."""
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -87,6 +88,7 @@ def model_spec(size: str) -> ModelSpec:
     return _MODELS[size]
 
 
+@functools.cache
 def areal_hex(model: str, h800: int, h20: int, inputs: Inputs, *, halves: bool = False) -> Problem:
     """That many GPUs in machines of eight. `halves`: half of them, in order, must train and the others must generate.
 

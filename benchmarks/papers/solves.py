@@ -108,6 +108,10 @@ class Solves:
                     print(f"  {done}/{len(todo)} plans, {now - started:.0f} s", file=sys.stderr, flush=True)
                     self._save()
 
+    def remember(self, ask: Ask, outcome: Outcome | None) -> None:
+        """Take an answer as given."""
+        self._known[ask.key] = outcome
+
     def of(self, ask: Ask) -> Outcome | None:
         """The answer, found now where it was not prepared."""
         key = ask.key

@@ -1,6 +1,7 @@
 """benchmarks.papers: reading the papers' figures, the arithmetic of both tables, the contradictions. Small rows of our own, worked
 by hand; the papers' own files where they are there."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from benchmarks.papers.claims import (
     MIX,
     SMALL,
     Answers,
+    Claim,
+    asks,
     claims,
+    compare,
     device_rate,
     over,
     over_per_usd,
@@ -203,24 +207,26 @@ def outcome(rate: float) -> Outcome:
     )
 
 
-class Fixed(Solves):
-    """Answers by the number of H800 and H20."""
-
-    def __init__(self, rates: dict[tuple[int, int], float]) -> None:
-        super().__init__()
-        self.rates = rates
-
-    def of(self, ask: Ask) -> Outcome | None:
+def answered(figures: Figures, found: Sequence[Claim], rates: dict[tuple[int, int], float]) -> Solves:
+    """Every question of those claims answered by the number of H800 and H20, whatever the inputs and the scheduler."""
+    solves = Solves()
+    for ask in asks(solves, figures, found, sweep()):
         kinds = [d.kind for d in ask.problem.cluster.devices]
-        rate = self.rates.get((kinds.count("H800"), kinds.count("H20")))
-        return None if rate is None else outcome(rate)
+        rate = rates.get((kinds.count("H800"), kinds.count("H20")))
+        solves.remember(ask, None if rate is None else outcome(rate))
+    return solves
+
+
+def asked(figures: Figures) -> list[Claim]:
+    """The 7B claims of two figures, and one of Table 4 for its fleet."""
+    return [c for c in claims(figures) if c.model == "7B" and c.section in ("figure 2", "figure 3", "table 4")]
 
 
 def test_ratios_by_hand(small: Figures) -> None:
-    x = Answers(solves=Fixed({MIX: 300.0, BASELINE: 200.0}), model="7B", figures=small)
+    x = Answers(solves=answered(small, asked(small), {MIX: 300.0, BASELINE: 200.0}), model="7B", figures=small)
     assert over(MIX, BASELINE)(x, BASE, "hex") == 1.5
     assert over_per_usd(MIX, BASELINE)(x, BASE, "hex") == pytest.approx((300 / 136) / (200 / 120))
-    assert over(MIX, (0, 60))(x, BASE, "hex") is None, "no plan, no ratio"
+    assert over(MIX, CHEAP)(x, BASE, "hex") is None, "no plan, no ratio"
     assert ratio(1.0, None) is None
     assert ratio(None, 2.0) is None
     assert ratio(3.0, 2.0) == 1.5
@@ -228,9 +234,8 @@ def test_ratios_by_hand(small: Figures) -> None:
 
 def test_a_claim_beside_its_sweep(small: Figures) -> None:
     """The mix is 1.4 times as fast everywhere: near the printed 1.5, and hex ties with both papers' schedulers."""
-    solves = Fixed({MIX: 280.0, BASELINE: 200.0, (0, 60): 140.0, CHEAP: 100.0, SMALL: 90.0})
-    solves.prepare = lambda asks: None  # type: ignore[method-assign]
-    found = {c.claim.what: c for c in compare(solves, small)}
+    solves = answered(small, asked(small), {MIX: 280.0, BASELINE: 200.0, (0, 60): 140.0, CHEAP: 100.0, SMALL: 90.0})
+    found = {c.claim.what: c for c in compare(solves, small, asked(small))}
     over_h800 = found["8 H800 + 48 H20 over 24 H800, 7B"]
     assert (over_h800.base, over_h800.low, over_h800.high) == (pytest.approx(1.4),) * 3
     assert over_h800.near == sweep()
