@@ -30,6 +30,7 @@ GROUPS = (
 )
 ONE_GROUP = GROUPS.replace("in one group or two, each a pipeline", "in one group, a pipeline")
 COARSE = RELAXED + "; the last ranges of data-parallel degrees are taken together"
+MIXED = "; or one stage with data-parallel ranks of two kinds, tokens in proportion to compute"
 MERGED = "; the closest regions are taken for one"
 
 
@@ -60,6 +61,7 @@ def upper_bound(cost: CostModel, should_stop: Callable[[], bool] = lambda: False
             if len(cost.side_tasks) > 1:
                 scope += "; all other tasks in one group"
             scope += MERGED if any(len(regions) > 1 for regions in scan.pools.sites) else ""
+        scope += MIXED if caps.train_mixed_dp and scope != EXACT else ""
     if step is None:
         return None
     step *= 1 - _MARGIN

@@ -26,6 +26,7 @@ class DeviceKind:
     price_usd_per_h: float | None = None  # None: no price configured; never 0 for "unknown"
     launch_s: float = 2.0e-5  # floor of one decode step a layer's kernels cost (launch overhead)
     train_efficiency: float = 1.0  # measured over modelled training rate; 1: not calibrated
+    rollout_efficiency: float = 1.0  # measured over modelled generation rate; 1: not calibrated
     source: str = ""  # where the figures come from
     paced: bool = False  # real work on a CPU at a declared speed
 
@@ -37,6 +38,7 @@ class DeviceKind:
             memory_bytes=self.memory_bytes,
             link_bytes_per_s=self.link_bytes_per_s,
             train_efficiency=self.train_efficiency,
+            rollout_efficiency=self.rollout_efficiency,
         )
         if self.price_usd_per_h is not None and self.price_usd_per_h < 0:
             raise InvalidInput(

@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster import Link
-from planner.cost.flops import compute_rate, head_flops, layer_flops
+from planner.cost.flops import head_flops, layer_flops, train_rate
 from planner.cost.memory import stage_fits, task_state_bytes, task_working_bytes
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, local_link
 from planner.cost.training import StageShape, crossing_s, head_s, layer_s, split_layers
 from planner.plan import Task
 from planner.record import record
-from planner.space import BlockShape
+from planner.space import BlockShape, is_mixed
 
 
 @record
@@ -58,10 +58,13 @@ class Columns:
 
     def split(self, blocks: Sequence[BlockShape], tasks: Sequence[Task] = ()) -> tuple[int, ...] | None:
         """Layers of every stage, in proportion to compute, of the model that a group's plan lists: the actor's where the
-        group trains it or names no task, else its first task's. None when there are more stages than layers."""
+        group trains it or names no task, else its first task's. None when there are more stages than layers. Blocks that are
+        ranks of one stage each hold all of them."""
         weights = [c.weight for b in blocks if (c := self.column(b)) for _ in range(b.pp)]
         lead: Task = tasks[0] if tasks and "actor_training" not in tasks else "actor_training"
         has_head = lead in ("actor_training", "reference")
+        if is_mixed(blocks):
+            return (self.cost.context.of(lead).model.layers,) * len(blocks)
         return split_layers(self.cost.context.of(lead).model.layers, weights, self.head_layers if has_head else 0.0)
 
     def crossing_s(self, link: Link) -> float:
@@ -143,7 +146,7 @@ class Columns:
         kind = ctx.kind(block.kind)
         local = local_link(ctx.cluster, kind)
         stage = StageShape(kind=block.kind, dp=block.dp, tp=block.tp, layers=1, spread=Spread(nodes=1, local=local))
-        rate = compute_rate(ctx, kind, ctx.m.longest, block.tp) * kind.train_efficiency
+        rate = train_rate(ctx, kind, ctx.m.longest, block.tp)
         return Column(
             weight=rate * block.tp * block.dp,
             plain_s=sum(layer_s(ctx, stage, share=1.0, recompute=False, task=t) for t in self.tasks),

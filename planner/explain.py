@@ -7,7 +7,7 @@ from planner.bound import Bound
 from planner.cost.model import CostModel, Scored
 from planner.cost.routes import egress_usd, weight_tree
 from planner.cost.training import TrainerCost
-from planner.plan import Placement, Plan
+from planner.plan import Placement, Plan, Stage
 from planner.search import trained_on
 from planner.solution import Explanation
 
@@ -30,7 +30,7 @@ def explain(cost: CostModel, scored: Scored, bound: Bound, runner_up: Scored | N
         head = f"rollout is the bottleneck: {unit(p.rollout_s)} a step, training would take {unit(p.train_s)}"
     else:
         head = f"training and rollout are balanced at {unit(p.step_s)} a step"
-    lines = [*(_group_line(p, c, len(scored.sides) > 1) for p, c in scored.sides), _rollout_line(rollouts)]
+    lines = [*(_group_line(cost, p, c, len(scored.sides) > 1) for p, c in scored.sides), _rollout_line(rollouts)]
     lines += _long_samples(rollouts)
     lines += _sharing(scored.plan) + _weights(cost, scored.plan)
     lines += _roles(cost, train, rollouts)
@@ -68,13 +68,24 @@ def _count(devices: tuple[str, ...], kind: str) -> str:
     return f"{len(devices)} x {kind}"
 
 
-def _group_line(train: Placement, t: TrainerCost, several: bool) -> str:
-    alike = [
-        (len(tuple(run)), what)
-        for what, run in itertools.groupby(
-            f"{_count(s.devices, s.kind)} (dp {s.dp}, tp {s.tp}, {s.layers} layers)" for s in train.stages
-        )
-    ]
+def _stage_words(cost: CostModel, s: Stage) -> str:
+    """A stage on its devices; where its DP ranks are not alike, what each takes of a batch."""
+    shape = f"(dp {s.dp}, tp {s.tp}, {s.layers} layers)"
+    ranks = Counter(
+        (cost.places[s.devices[i * s.tp]].kind, s.token_shares[i] if s.token_shares else 1 / s.dp) for i in range(s.dp)
+    )
+    if {kind for kind, _ in ranks} == {s.kind} and not s.token_shares:
+        return f"{_count(s.devices, s.kind)} {shape}"
+    on = " + ".join(f"{n * s.tp} x {kind}" for (kind, _), n in ranks.items())
+    shares = ", ".join(
+        f"{n} ranks on {kind} take {share:.1%} each" if n > 1 else f"1 rank on {kind} takes {share:.1%}"
+        for (kind, share), n in ranks.items()
+    )
+    return f"{on} side by side {shape}: of a batch's tokens {shares}"
+
+
+def _group_line(cost: CostModel, train: Placement, t: TrainerCost, several: bool) -> str:
+    alike = [(len(tuple(run)), what) for what, run in itertools.groupby(_stage_words(cost, s) for s in train.stages)]
     parts = " -> ".join(f"{n} stages of {what}" if n > 1 else what for n, what in alike)
     what = "training" if train.role == "train" else "scoring"
     if several or len(train.tasks) > 1:
@@ -141,8 +152,9 @@ def _roles(cost: CostModel, train: Placement, rollouts: tuple[Placement, ...]) -
     cluster = cost.problem.cluster
     roll = {r.kind for r in rollouts}
     out = []
-    for a in sorted({s.kind for s in train.stages}):
-        for b in sorted(roll - {s.kind for s in train.stages}):
+    trains = {cost.places[d].kind for d in train.devices}
+    for a in sorted(trains):
+        for b in sorted(roll - trains):
             ka, kb = cluster.kinds[a], cluster.kinds[b]
             flops, hbm = ka.peak_flops / kb.peak_flops, ka.hbm_bytes_per_s / kb.hbm_bytes_per_s
             if flops > hbm:

@@ -126,7 +126,7 @@ def _may_be_possible(cost: CostModel) -> bool:
     may_train, may_roll = False, False
     pinned = [c for c in classes if c.must_train]
     caps = p.capabilities
-    if len({c.place.kind for c in pinned}) > min(2, caps.train_max_kinds) and caps.task_groups == 1:
+    if len({c.place.kind for c in pinned}) > caps.trainer_kinds and caps.task_groups == 1:
         return False
     for kind in dict.fromkeys(c.place.kind for c in classes):
         mine = [c for c in classes if c.place.kind == kind]
@@ -242,10 +242,10 @@ def _pins(problem: Problem, classes: Sequence[DeviceClass]) -> list[Conflict]:
         )
         return [limit, *(pins[d] for d in train)]
     kinds = {c.place.kind for c in classes if c.must_train}
-    if len(kinds) > min(2, caps.train_max_kinds):
+    if len(kinds) > caps.trainer_kinds:
         limit = Conflict(
             limit="capability.train_max_kinds",
-            detail=f"the trainer spans at most {min(2, caps.train_max_kinds)} kind(s), pins ask for {', '.join(sorted(kinds))}",
+            detail=f"the trainer spans at most {caps.trainer_kinds} kind(s), pins ask for {', '.join(sorted(kinds))}",
         )
         return [limit, *(pins[d] for d in train)]
     if not problem.cluster.devices:

@@ -1,6 +1,7 @@
 """The judge: is this plan valid for this problem? It shares only the memory model with the searchers."""
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
@@ -19,6 +20,8 @@ from planner.plan import Placement, Plan, Stage, Task
 from planner.problem import Capabilities, Problem
 from planner.resolve import count_capped, same_placement
 from planner.workflow import side_tasks, tasks_of
+
+_SHARES_SUM = 1e-6
 
 
 def violations(plan: Plan, problem: Problem, assumptions: Assumptions | None = None) -> tuple[str, ...]:
@@ -42,7 +45,7 @@ def violations(plan: Plan, problem: Problem, assumptions: Assumptions | None = N
             found += _replica(p, problem, devices, functools.partial(limit, p.kind, p.tp, p.pp, beside))
         else:
             found += _group(p, tasks[p], problem, devices, ctx)
-            found += _group_memory(p, tasks[p], plan, ctx)
+            found += _group_memory(p, tasks[p], plan, devices, ctx)
     return tuple(found)
 
 
@@ -177,6 +180,9 @@ def _group(
         yield "trainer: tp, dp and pp of the placement are not those of its stages"
     if sum(s.layers for s in p.stages) != model.layers or any(s.layers < 1 for s in p.stages):
         yield f"trainer: stages of {[s.layers for s in p.stages]} layers are not the model's {model.layers}"
+    unlike = [s for s in p.stages if s.token_shares or {devices[d].kind for d in s.devices} != {s.kind}]
+    if unlike and len(p.stages) > 1 and caps.train_mixed_dp:
+        yield f"trainer: DP ranks that are not alike need a trainer of one stage, it has {len(p.stages)}"
     yield from _blocks(p, caps)
     for i, stage in enumerate(p.stages):
         yield from _stage(stage, f"trainer stage {i}", problem, devices)
@@ -193,10 +199,26 @@ def _stage(s: Stage, who: str, problem: Problem, devices: dict[str, Device]) -> 
         yield f"{who}: dp {s.dp} exceeds the {samples} samples of a step"
     yield from _split(problem, s.tp, who)
     mine = [devices[d] for d in s.devices]
-    if {d.kind for d in mine} != {s.kind}:
+    yield from _shares(s, who, caps)
+    kinds = tuple(dict.fromkeys(d.kind for d in mine))
+    if kinds != (s.kind,) and not (caps.train_mixed_dp and len(kinds) == 2 and s.kind == "+".join(kinds)):
         yield f"{who}: devices are not all of kind {s.kind}"
         return
     yield from _tp_inside([mine[j : j + s.tp] for j in range(0, len(mine), s.tp)], who)
+
+
+def _shares(s: Stage, who: str, caps: Capabilities) -> Iterator[str]:
+    shares = s.token_shares
+    if not shares:
+        return
+    if not caps.train_mixed_dp:
+        yield f"{who}: the trainer gives all DP ranks equal shares of the tokens"
+    if len(shares) != s.dp:
+        yield f"{who}: {len(shares)} token shares for {s.dp} DP ranks"
+    if not all(x > 0 for x in shares):
+        yield f"{who}: a DP rank has no share of the tokens"
+    if not abs(math.fsum(shares) - 1) <= _SHARES_SUM:
+        yield f"{who}: the token shares sum to {math.fsum(shares):.6g}, not to 1"
 
 
 def _blocks(p: Placement, caps: Capabilities) -> Iterator[str]:
@@ -240,32 +262,55 @@ def _layers(p: Placement, task: Task, ctx: Context) -> tuple[int, ...] | None:
     return layers_of(ctx.of(task).model, stages) if stages and min(stages) >= 1 else None
 
 
-def _group_memory(p: Placement, tasks: tuple[Task, ...], plan: Plan, ctx: Context) -> Iterator[str]:
+def _group_memory(
+    p: Placement, tasks: tuple[Task, ...], plan: Plan, devices: Mapping[str, Device], ctx: Context
+) -> Iterator[str]:
     """The smallest footprint: models side by side, the hungriest task at work on one sequence a micro-batch, recomputing."""
-    if any(s.dp < 1 or s.tp < 1 or s.kind not in ctx.cluster.kinds for s in p.stages):
+    if any(
+        s.dp < 1 or s.tp < 1 or len(s.devices) != s.dp * s.tp or len(s.token_shares) not in (0, s.dp) for s in p.stages
+    ):
         return
     beside = {d: replica_resident_bytes(ctx, r.tp, r.pp) for r in plan.rollouts for d in r.devices}
     n = len(p.stages)
-    rounds = max(1, -(-ctx.workload.samples_per_step // max((s.dp for s in p.stages), default=1)))
+    # Of a micro-batch the fullest rank of the stage with most ranks takes one sequence.
+    most = min((max(s.token_shares, default=1 / s.dp) for s in p.stages), default=1.0)
+    rounds = max(1, math.ceil(ctx.workload.samples_per_step * most - _SHARES_SUM))
     for i, s in enumerate(p.stages):
         resident = _stage_resident_bytes(p, i, tasks, ctx)
         if resident is None:
             if any(layers_of(ctx.of(t).model, [1] * n) is None for t in tasks):
                 yield f"trainer stage {i}: a model of its tasks has fewer layers than the {n} stages"
             continue
-        working = 0.0
-        for t in tasks:
-            layers = _layers(p, t, ctx)
-            assert layers is not None
-            tokens = max(ctx.m.longest, ctx.batch_tokens / (rounds * s.dp))
-            flight = min(rounds, n - i)
-            working = max(
-                working,
-                task_working_bytes(
-                    ctx, t, layers=layers[i], tp=s.tp, last=i == n - 1, in_flight=flight, tokens=tokens, recompute=True
-                ),
-            )
-        needed = resident + max((beside[d] for d in s.devices if d in beside), default=0.0) + working
-        if not stage_fits(ctx, s.kind, needed):
-            memory = ctx.kind(s.kind).memory_bytes
-            yield f"trainer stage {i}: needs {needed / 1e9:.1f} GB on each {s.kind} of {memory / 1e9:.1f} GB"
+        for kind, (share, mine) in _by_kind(s, devices).items():
+            working = 0.0
+            for t in tasks:
+                layers = _layers(p, t, ctx)
+                assert layers is not None
+                working = max(
+                    working,
+                    task_working_bytes(
+                        ctx,
+                        t,
+                        layers=layers[i],
+                        tp=s.tp,
+                        last=i == n - 1,
+                        in_flight=min(rounds, n - i),
+                        tokens=max(ctx.m.longest, ctx.batch_tokens * share / rounds),
+                        recompute=True,
+                    ),
+                )
+            needed = resident + max((beside[d] for d in mine if d in beside), default=0.0) + working
+            if not stage_fits(ctx, kind, needed):
+                memory = ctx.kind(kind).memory_bytes
+                yield f"trainer stage {i}: needs {needed / 1e9:.1f} GB on each {kind} of {memory / 1e9:.1f} GB"
+
+
+def _by_kind(s: Stage, devices: Mapping[str, Device]) -> dict[str, tuple[float, list[str]]]:
+    """By kind of the stage's devices: the largest share of the tokens that one of its DP ranks takes, and the devices."""
+    found: dict[str, tuple[float, list[str]]] = {}
+    for i, d in enumerate(s.devices):
+        share = s.token_shares[i // s.tp] if s.token_shares else 1 / s.dp
+        most, mine = found.setdefault(devices[d].kind, (share, []))
+        mine.append(d)
+        found[devices[d].kind] = (max(most, share), mine)
+    return found

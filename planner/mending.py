@@ -149,7 +149,7 @@ class Mending:
     def _where(self, old: Placement) -> tuple[set[str], set[str], set[str]]:
         """Kinds, machines and regions of a placement, as far as its devices are still there."""
         mine = [self.devices[d] for d in old.devices if d in self.devices]
-        return {s.kind for s in old.stages}, {d.node for d in mine}, {d.region for d in mine}
+        return {k for s in old.stages for k in s.kind.split("+")}, {d.node for d in mine}, {d.region for d in mine}
 
     def _distance(self, p: Placement, old: Placement) -> tuple[tuple[bool, bool, bool], int]:
         return _apart(self.devices[p.devices[0]], self._where(old)), len(p.devices)

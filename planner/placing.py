@@ -21,6 +21,7 @@ class StageLayout:
     tp: int
     layers: int
     chunks: tuple[int, ...]
+    token_shares: tuple[float, ...] = ()  # by group; () for equal shares
 
 
 @record
@@ -75,7 +76,16 @@ def materialise_groups(
                 chunk = [train_free[i].pop(0) for _ in range(s.tp)]
                 mine.setdefault(i, []).extend(chunk)
                 devices += chunk
-            stages.append(Stage(devices=tuple(devices), kind=s.kind, dp=len(s.chunks), tp=s.tp, layers=s.layers))
+            stages.append(
+                Stage(
+                    devices=tuple(devices),
+                    kind=s.kind,
+                    dp=len(s.chunks),
+                    tp=s.tp,
+                    layers=s.layers,
+                    token_shares=s.token_shares,
+                )
+            )
         taken.append(mine)
         sides.append(_side(group.tasks, stages))
     pools = {i: [*roll_free[i], *_ordered(tuple(train_free[i]), in_force, "rollout")] for i in roll_free}

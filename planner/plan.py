@@ -13,13 +13,18 @@ Task = Literal[
 
 @record
 class Stage:
-    """One pipeline stage of a trainer: a block of one device kind with its own DP and TP degree."""
+    """One pipeline stage of a trainer: a block of one device kind with its own DP and TP degree.
+
+    The only stage of a trainer may have DP ranks of two kinds, each TP group of one. Rank i lies on
+    `devices[i * tp : (i + 1) * tp]`, whose kind is its kind, and takes `token_shares[i]` of every batch's tokens.
+    """
 
     devices: tuple[str, ...]
-    kind: str
+    kind: str  # of the devices; for ranks of two kinds both joined with "+"
     dp: int
     tp: int
     layers: int
+    token_shares: tuple[float, ...] = ()  # by DP rank, summing to 1; () for equal shares
 
 
 @record

@@ -86,6 +86,10 @@ class Pools:
         # Kinds that never share a region have no link inside one site; nothing is asked of it either.
         return tuple(links) or (self.cluster.cross_kind.bulk(),)
 
+    def share_machines(self, a: int, b: int) -> bool:
+        """Whether some machine holds devices of both kinds."""
+        return (self.kinds[a], self.kinds[b]) in self._shared
+
     def pairs(self, regions: Sequence[str]) -> list[Link]:
         """The links between any two of some regions."""
         return [region_link(self.cluster, a, b) for a, b in itertools.combinations(regions, 2)]

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from planner.calibration.records import Calibration
 from planner.cluster import Cluster
 from planner.errors import InvalidInput
 from planner.model import ModelSpec
@@ -25,9 +26,15 @@ class Capabilities:
     train_max_tp: int = 8
     train_max_pp: int = 8
     train_max_kinds: int = 2  # kind blocks in the trainer's pipeline
+    train_mixed_dp: bool = False  # a trainer of one stage may have DP ranks of two kinds, with shares of its tokens
     trainer: TrainerKind = "replicated"
     task_groups: int = 1  # groups of tasks besides generation that may have devices of their own
     colocate: bool = False  # sync modes: replicas may run on devices that train
+
+    @property
+    def trainer_kinds(self) -> int:
+        """Kinds that a trainer may have: the plan space knows two at most."""
+        return 2 if self.train_mixed_dp else min(2, self.train_max_kinds)
 
     @classmethod
     def single_device_roles(cls) -> "Capabilities":
@@ -67,6 +74,7 @@ class Problem:
     caps: tuple[Cap, ...] = ()
     switch_s: float = 0.0  # seconds of production one device loses when its placement changes
     switch_horizon_s: float = 3600.0  # over which a better plan must have paid for its switches
+    calibration: Calibration | None = None  # measured on the user's own cards; None: the tables of the package
 
     def __post_init__(self) -> None:
         if self.switch_s < 0 or not self.switch_horizon_s > 0:

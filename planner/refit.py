@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from planner.cluster import Device
 from planner.columns import Columns
+from planner.cost.ranks import shares_by_compute
 from planner.plan import Placement, Stage, Task
+from planner.record import replace
 from planner.space import BlockShape, tp_degrees
 
 _STAGES = (1, 2, 3, 4, 6, 8)  # pipeline depths tried where the old blocks do not fit
@@ -31,6 +33,10 @@ def refitted(
 
     `must`: devices that have to be in it; `room`: the most devices of a kind.
     """
+    if len(old.stages) == 1 and "+" in old.kind:
+        kept = _kept_ranks(columns, old, devices, room)
+        if kept is not None and must <= set(kept.devices):
+            return kept
     ordered = sorted(devices, key=lambda d: d.id not in must)
     chunks = _Chunks(ordered)
 
@@ -48,6 +54,29 @@ def refitted(
             if bound_s < float("inf") and (found := fit(shapes[i])) is not None:
                 return found
     return None
+
+
+def _kept_ranks(
+    columns: Columns, old: Placement, devices: Sequence[Device], room: Callable[[str], int]
+) -> Placement | None:
+    """The DP ranks of a stage of two kinds that have all their devices still, tokens divided anew; None where that does not
+    do."""
+    (stage,), cost, kinds = old.stages, columns.cost, {d.id: d.kind for d in devices}
+    left: dict[str, list[tuple[str, ...]]] = {}
+    for i in range(stage.dp):
+        rank = stage.devices[i * stage.tp : (i + 1) * stage.tp]
+        if all(d in kinds for d in rank):
+            left.setdefault(kinds[rank[0]], []).append(rank)
+    left = {k: some[: room(k) // stage.tp] for k, some in left.items() if room(k) >= stage.tp}
+    if not left or (len(left) > 1 and not cost.problem.capabilities.train_mixed_dp):
+        return None
+    shares = shares_by_compute(cost.context, [(k, len(some)) for k, some in left.items()], stage.tp)
+    by_rank = tuple(x for x, some in zip(shares, left.values(), strict=True) for _ in some)
+    mine = tuple(d for some in left.values() for rank in some for d in rank)
+    kind, dp = "+".join(left), len(by_rank)
+    new = replace(stage, devices=mine, kind=kind, dp=dp, token_shares=by_rank if len(left) > 1 else ())
+    found = replace(old, kind=kind, devices=mine, dp=dp, stages=(new,))
+    return found if cost.trainer(cost.trainer_shape(found, old.tasks)) is not None else None
 
 
 class _Chunks:

@@ -198,12 +198,13 @@ class Scan:
             box = self._box[i]
             lanes = [int(box[FIRST])] + ([] if box[SECOND] == NONE else [int(box[SECOND])])
             blocks = self.boxes.blocks(box)
-            seconds = self.ideal.least_s(int(box[SITES]), lanes, blocks)
+            mixed = self.boxes.is_mixed(box)
+            seconds = float(self._train[i]) if mixed else self.ideal.least_s(int(box[SITES]), lanes, blocks)
             if seconds is not None and seconds <= self._low[i]:
                 if costed == _COSTED:
                     continue
                 costed += 1
-                seconds = self.ideal.seconds(int(box[SITES]), lanes, blocks)
+                seconds = self.boxes.mixed.seconds(box) if mixed else self.ideal.seconds(int(box[SITES]), lanes, blocks)
                 self._state[i] = _COSTED_WHOLE
             else:
                 self._state[i] = _BOUNDED

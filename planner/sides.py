@@ -5,6 +5,7 @@ kinds, are costed at once for every set of tasks (`planner.cost.batch`); where d
 cell is a total of devices by kind; its time is the least over the ways to divide tasks and devices.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -12,11 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.columns import Columns
-from planner.cost.batch import Batch, Block
+from planner.cost.batch import Batch
 from planner.cost.model import CostModel
 from planner.cost.network import local_link
+from planner.cost.parts import Block, Hop
+from planner.lanes import Straggler
+from planner.mixed_sides import MixedBatch, mixed_pairs
 from planner.plan import Task
-from planner.record import record
+from planner.record import record, replace
 from planner.relaxed import Relaxed
 from planner.space import BlockShape, DeviceClass, block_shapes
 from planner.workflow import groupings
@@ -75,6 +79,10 @@ class Sides:
 
     # One group.
 
+    @functools.cached_property
+    def _straggler(self) -> Straggler:
+        return Straggler(self.cost)
+
     def _cost_all(self) -> None:
         """All candidates (blocks of a group) with their seconds for every set of tasks, sorted by the devices they use."""
         groups = tuple(dict.fromkeys(g for way in self.partitions for g in way))
@@ -85,6 +93,7 @@ class Sides:
             for at in self._chunks(kinds):
                 chains.append((kinds, at))
                 blocks = [made[k].take(x) for k, x in zip(kinds, at, strict=True)]
+                hop = self._hop(kinds, self._used(kinds, at))
                 for has_head in (True, False):
                     mine = [g for g in groups if (self._lead(g) in ("actor_training", "reference")) == has_head]
                     if mine:
@@ -94,11 +103,18 @@ class Sides:
                             blocks[-1],
                             self.relaxed.link(*kinds) if len(kinds) == 2 else None,
                             self.columns.head_layers if has_head else 0.0,
-                            crosses=self._crosses(self._used(kinds, at)),
-                            bridge=self.relaxed.bridge,
+                            hop=hop,
                         )
                         for g in mine:
                             seconds[g].append(batch.group_s(g))
+        self._piped = len(chains)
+        for pair, at in mixed_pairs(self.relaxed, self.blocks):
+            chains.append((pair, at))
+            some = [[self.blocks[k][int(i)] for i in x] for k, x in zip(pair, at, strict=True)]
+            crosses = _leaves(self._used(pair, at), self.relaxed.room_by_region)
+            mixed = MixedBatch(self._straggler, self.relaxed, some, crosses)
+            for g in groups:
+                seconds[g].append(mixed.group_s(g))
         used = np.concatenate([self._used(*c) for c in chains] or [np.zeros((0, len(self.kinds)), dtype=int)])
         both = {
             g: [np.concatenate([s[i] for s in parts] or [np.zeros(0)]) for i in (0, 1)] for g, parts in seconds.items()
@@ -148,10 +164,20 @@ class Sides:
             out[:, self.kinds.index(k)] = np.array([b.devices for b in self.blocks[k]], dtype=int)[x]
         return out
 
-    def _crosses(self, used: Ints) -> Flags:
-        """Which of these totals by kind no region holds."""
-        held = np.array([(used <= room).all(axis=1) for room in self.relaxed.room_by_region])
-        return np.asarray(~held.any(axis=0))
+    def _hop(self, kinds: tuple[str, ...], used: Ints) -> Hop | None:
+        """How totals by kind of these kinds leave a machine, and a region, that does not hold them."""
+        between = self.relaxed.hop(kinds)
+        if between is None:
+            return None
+        latency_s, bytes_per_s = np.zeros(len(used)), np.full(len(used), np.inf)
+        for rooms, link in (
+            (self.relaxed.room_by_machine, between),
+            (self.relaxed.room_by_region, self.relaxed.bridge),
+        ):
+            if link is not None:
+                leaves = _leaves(used, rooms)
+                latency_s[leaves], bytes_per_s[leaves] = link.latency_s, link.bytes_per_s
+        return Hop(latency_s=latency_s, bytes_per_s=bytes_per_s)
 
     def candidate(self, position: int) -> tuple[BlockShape, ...]:
         """The blocks of a candidate, by its position in `seconds`."""
@@ -159,7 +185,10 @@ class Sides:
         chain = int(np.searchsorted(self._ends, flat, side="right"))
         kinds, at = self._chains_made[chain]
         inside = flat - (int(self._ends[chain - 1]) if chain else 0)
-        return tuple(self.blocks[k][int(x[inside])] for k, x in zip(kinds, at, strict=True))
+        found = [self.blocks[k][int(x[inside])] for k, x in zip(kinds, at, strict=True)]
+        if chain >= self._piped:  # ranks of one stage
+            found[1] = replace(found[1], joins=True)
+        return tuple(found)
 
     def _block(self, kind: str) -> Block:
         """All blocks of a kind."""
@@ -286,3 +315,9 @@ class Sides:
             if len(spans) == 2:
                 blocks.append(self.candidate(int(spans[1].start) + y))
             yield Way(side_s=float(seconds[x, y]), tasks=way, blocks=tuple(blocks))
+
+
+def _leaves(used: Ints, rooms: Sequence[Sequence[int]]) -> Flags:
+    """Which of these totals by kind no room holds."""
+    held = np.array([(used <= room).all(axis=1) for room in rooms])
+    return np.asarray(~held.any(axis=0))

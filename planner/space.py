@@ -2,7 +2,8 @@
 
 Rollout replicas are of one device kind, TP inside a machine, PP over machines only where memory asks. The trainer is a
 pipeline of at most two kind-blocks; every block has its own TP and DP and one or more stages. TP degrees are powers of
-two that divide heads and MLP.
+two that divide heads and MLP. Where the trainer can do it (`Capabilities.train_mixed_dp`) it may instead be one stage whose
+DP ranks are of two kinds, all of one TP degree, each with its share of the tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -110,17 +111,26 @@ def replica_shapes(cost: CostModel, classes: Sequence[DeviceClass], kind: str) -
 
 @record
 class BlockShape:
-    """Part of a trainer: `pp` stages of one kind, each of `dp` groups of `tp` devices."""
+    """Part of a trainer: `pp` stages of one kind, each of `dp` groups of `tp` devices.
+
+    Two blocks of one stage each and one TP degree may be a single stage with DP ranks of two kinds: then the second joins.
+    """
 
     kind: str
     tp: int
     dp: int
     pp: int
+    joins: bool = False  # its DP ranks are of the stage of the block before it
 
     @property
     def devices(self) -> int:
         """Devices the block takes."""
         return self.tp * self.dp * self.pp
+
+
+def is_mixed(blocks: Sequence[BlockShape]) -> bool:
+    """Whether these blocks are the DP ranks of a single stage."""
+    return any(b.joins for b in blocks)
 
 
 def block_shapes(problem: Problem, kind: str, node_sizes: tuple[int, ...], devices: int) -> tuple[BlockShape, ...]:

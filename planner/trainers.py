@@ -2,7 +2,7 @@
 
 A box is a lane or an ordered pair of lanes, each with a range of degrees. It uses devices as at the lower ends and takes as
 long as at the upper ends, so its period bounds all trainers in it; halving the ranges makes it exact. For two kinds a box
-may also stand for all lanes of both.
+may also stand for all lanes of both. Boxes of trainers with ranks of two kinds in one stage are of `planner.mixed_ranks`.
 """
 
 import itertools
@@ -16,8 +16,10 @@ from planner.cost.model import CostModel
 from planner.cost.network import best_of
 from planner.cost.training import crossing_s
 from planner.lanes import Lanes, Table, ring_at_least_s, rounds_at_most
+from planner.mixed_ranks import MixedRanks
 from planner.pairing import Cells
 from planner.pools import Pools
+from planner.record import replace
 from planner.space import BlockShape
 
 Floats = NDArray[np.float64]
@@ -37,7 +39,9 @@ class TrainerBoxes:
         kinds = range(len(pools.kinds))
         alone = [(k,) for k in kinds]
         pairs = list(itertools.permutations(kinds, 2)) if cost.problem.capabilities.train_max_kinds > 1 else []
-        self.combinations: tuple[tuple[int, ...], ...] = (*alone, *pairs)
+        self.mixed = MixedRanks(cost, pools, columns, self.lanes)
+        self.first_mixed = len(alone) + len(pairs)
+        self.combinations: tuple[tuple[int, ...], ...] = (*alone, *pairs, *self.mixed.pairs)
         self.of_kind = [np.flatnonzero(self.lanes.kind == k) for k in kinds]
         self.must = pools.must_train.sum(axis=1)
         self._pair_links()
@@ -72,9 +76,11 @@ class TrainerBoxes:
         if not self.lanes.keys:
             return np.zeros((0, 8), dtype=np.int64)
         found = [self._singles()]
-        for i, c in enumerate(self.combinations):
+        for i, c in enumerate(self.combinations[: self.first_mixed]):
             if len(c) == 2:
                 found.append(self._coarse_pairs(i, c))
+        if self.mixed.pairs:
+            found.append(self.mixed.first(self.first_mixed, self.must))
         return np.concatenate(found)
 
     def _singles(self) -> Ints:
@@ -142,7 +148,13 @@ class TrainerBoxes:
     def blocks(self, box: Ints) -> tuple[BlockShape, ...]:
         """The trainer of a box that holds one only."""
         first = self.lanes.block(int(box[FIRST]), int(box[LOW]))
-        return (first,) if box[SECOND] == NONE else (first, self.lanes.block(int(box[SECOND]), int(box[LOW2])))
+        if box[SECOND] == NONE:
+            return (first,)
+        return first, replace(self.lanes.block(int(box[SECOND]), int(box[LOW2])), joins=self.is_mixed(box))
+
+    def is_mixed(self, box: Ints) -> bool:
+        """Whether the trainers of a box are one stage with ranks of two kinds."""
+        return bool(box[TRAINED] >= self.first_mixed)
 
     # Bounds.
 
@@ -163,7 +175,11 @@ class TrainerBoxes:
         if coarse.any():
             seconds[coarse] = self._coarse_s(boxes[coarse])
         if pair.any():
-            seconds[pair] = self._pair_s(boxes[pair])
+            mixed = pair & (boxes[:, TRAINED] >= self.first_mixed)
+            if mixed.any():
+                seconds[mixed] = self.mixed.least_s(boxes[mixed])
+            piped = pair & ~mixed
+            seconds[piped] = self._pair_s(boxes[piped])
             limit = self.cost.problem.capabilities.train_max_devices
             if limit is not None:
                 seconds[used.sum(axis=1) > limit] = np.inf

@@ -32,6 +32,11 @@ class RunPaths:
         return self.folder / "events.db"
 
     @property
+    def calibration(self) -> Path:
+        """The calibration the run was started with; absent when there was none."""
+        return self.folder / "calibration.json"
+
+    @property
     def metrics(self) -> Path:
         return self.folder / "metrics.jsonl"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.papers.fleets import FIRST_PRINCIPLES
+from planner.bound import upper_bound
 from planner.cost.assumptions import Assumptions
 from planner.cost.model import CostModel
 from planner.problem import Budget, Problem
@@ -50,13 +51,15 @@ class Outcome:
     even_tokens_per_s: float | None  # the same plan with equal shares for all replicas
     train: dict[str, int]  # devices by kind that do anything but generate
     rollout: dict[str, int]  # devices by kind that generate
+    gap: float | None = None  # below the proven bound; None: of a scheduler that was not asked for one
 
 
 def solve(ask: Ask) -> Outcome | None:
-    """The best plan of a scheduler itself; None where it offers none. (`planner.solve` would add a proof of the bound, and a plan
-    found otherwise where the scheduler has none.)"""
+    """The best plan of a scheduler itself; None where it offers none. (`planner.solve` would add a plan found otherwise where the
+    scheduler has none, and takes no assumptions.) As there, `hex` goes on from where the proof of the bound stopped."""
     budget = Budget(evaluations=EVALUATIONS.get(ask.scheduler, Budget().evaluations))
     search = Search(CostModel(ask.problem, ask.assumptions), budget)
+    bound = upper_bound(search.cost, lambda: False) if ask.scheduler == "hex" else None
     SCHEDULERS[ask.scheduler](search)
     if search.best is None:
         return None
@@ -77,6 +80,7 @@ def solve(ask: Ask) -> Outcome | None:
         even_tokens_per_s=None if even is None else even.prediction.tokens_per_s,
         train=sides["train"],
         rollout=sides["rollout"],
+        gap=None if bound is None else max(0.0, 1 - p.tokens_per_s / bound.tokens_per_s),
     )
 
 

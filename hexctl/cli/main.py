@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "down": ("down", "End a run: suspend its samples, stop its processes."),
     "runs": ("runs", "List the runs."),
     "plan": ("plan", "Plan offline: who generates, who trains, how fast, why."),
+    "simulate": ("simulate", "Simulate a whole run of a plan, in virtual time."),
     "status": ("status", "Show the figures of a run."),
     "gpus": ("status", "List the devices of a run."),
     "events": ("events", "Show what happened in a run."),
@@ -31,6 +32,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "wait": ("wait", "Wait until a figure of a run is as wished."),
     "export": ("export", "Write a run's weights as a Hugging Face folder."),
     "config": ("config", "Look at configurations."),
+    "profile": ("profile", "Measure this machine for the planner: kernels, links, engine and trainer."),
     "doctor": ("doctor", "Look at this machine: what is there, missing, left behind."),
 }
 

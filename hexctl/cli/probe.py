@@ -1,5 +1,7 @@
 """How many GPUs this machine shows, asked in a child with a deadline: a broken driver hangs whoever asks it."""
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -8,12 +10,24 @@ from planner.record import record
 
 PROBE_S = 10.0
 _PROBE = """
-import ctypes, os
+import ctypes, json, os
 lib = ctypes.CDLL(os.environ.get("HEXCTL_NVML") or "libnvidia-ml.so.1")
 code = lib.nvmlInit_v2()
 n = ctypes.c_uint()
 assert code == 0 and lib.nvmlDeviceGetCount_v2(ctypes.byref(n)) == 0, f"NVML answers with code {code}"
-print(n.value)
+def text(function, *args):
+    buffer = ctypes.create_string_buffer(96)
+    return buffer.value.decode("utf-8", "replace") if function(*args, buffer, 96) == 0 else ""
+driver, names = "", []
+try:
+    driver = text(lib.nvmlSystemGetDriverVersion)
+    for i in range(n.value):
+        handle = ctypes.c_void_p()
+        if lib.nvmlDeviceGetHandleByIndex_v2(i, ctypes.byref(handle)) == 0:
+            names.append(text(lib.nvmlDeviceGetName, handle))
+except AttributeError:
+    pass  # a library that counts and tells no more
+print(json.dumps({"count": n.value, "driver": driver, "names": [x for x in names if x]}))
 """
 
 
@@ -23,6 +37,8 @@ class Gpus:
 
     count: int | None
     reason: str = ""
+    driver: str = ""
+    names: tuple[str, ...] = ()  # of the cards, as the driver gives them
 
 
 def probe() -> Gpus:
@@ -33,8 +49,10 @@ def probe() -> Gpus:
         )
     except subprocess.TimeoutExpired:
         return Gpus(count=None, reason=f"the driver does not answer within {PROBE_S:.0f} s")
-    if done.returncode == 0 and done.stdout.strip().isdigit():
-        return Gpus(count=int(done.stdout))
+    if done.returncode == 0:
+        with contextlib.suppress(ValueError, KeyError):
+            found = json.loads(done.stdout)
+            return Gpus(count=int(found["count"]), driver=found["driver"], names=tuple(found["names"]))
     return Gpus(count=0, reason=(done.stderr.strip().splitlines() or ["no library"])[-1])
 
 

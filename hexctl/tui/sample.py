@@ -4,6 +4,7 @@ import math
 
 from planner.record import replace
 from runtime.api.wire import (
+    CalibrationRow,
     DeviceRow,
     EventRow,
     FlowView,
@@ -89,6 +90,8 @@ def small_fleet() -> tuple[DeviceRow, ...]:
             temperature_c=58.0,
             tokens_per_s=812.0,
             predicted_tokens_per_s=820.0,
+            modelled_tokens_per_s=850.0,
+            drift_factor=1.02,
             usd_per_h=1.1,
             usd_per_mtok=0.42,
             running=24,
@@ -340,6 +343,41 @@ def sample_snapshot(seq: int = 1) -> Snapshot:
         events=event_rows(),
         series=series(),
         resident_bytes=2.1 * 2**30,
+        calibration=calibration(),
+    )
+
+
+def calibration() -> tuple[CalibrationRow, ...]:
+    """What the run measured of two kinds."""
+    return (
+        CalibrationRow(
+            kind="fast",
+            role="train",
+            factor=1.02,
+            measured_factor=1.03,
+            samples=41,
+            devices=1,
+            running=None,
+            modelled_tokens_per_s=1755.0,
+            measured_tokens_per_s=1808.0,
+            modelled_step_s=2.1,
+            measured_step_s=2.04,
+            age_s=1.2,
+        ),
+        CalibrationRow(
+            kind="wide",
+            role="rollout",
+            factor=0.93,
+            measured_factor=0.94,
+            samples=77,
+            devices=2,
+            running=22.5,
+            modelled_tokens_per_s=850.0,
+            measured_tokens_per_s=799.0,
+            modelled_step_s=0.0265,
+            measured_step_s=0.0282,
+            age_s=0.7,
+        ),
     )
 
 

@@ -19,6 +19,18 @@ class Assumptions:
     gemm_half_width: float = 200.0
     """Columns at which it does: same rows, 1024 -> 0.68, 2048 -> 0.78, 4096 -> 0.83 of peak at 8192 rows."""
 
+    train_products: float = 0.9
+    """Share of the measured product rate that a trainer reaches: 1 / 1.10-1.12 on A100-40, A100-80 and H100 (llm-foundry)."""
+
+    train_attention: float = 0.48
+    """The same of attention, forward and backward together: 3 / (3.5 x 1.8), as on both A100 (llm-foundry)."""
+
+    graph_credit_s: float = 1.8e-5
+    """Launch time a layer that replaying a CUDA graph saves of the kernels' own floors: fitted to vLLM on H100, tested on H200."""
+
+    prefill_share: float = 0.7
+    """Share of a new sample's prefill that running samples feel (chunked into their steps): fitted and tested likewise."""
+
     hbm_efficiency: float = 0.8
     """Share of HBM bandwidth that decode reaches (aiconfigurator's empirical scaling factor for every NVIDIA part)."""
 

@@ -1,127 +1,22 @@
-"""The formulas of `planner.cost.training` over many shapes at once.
-
-A shape is one block or two in pipeline: `pp` stages of one kind each, of `dp` groups of `tp` devices. The stages of a shape
-differ in their layers, in what lies next to them and in what the first and the last hold, and so fall into at most eight
-*parts* of equal stages: of the first block its first stage, those in the middle with one layer more, those with one less, its
-last; and so of the second block. Arrays have one row a part and one column a shape. Tests hold every figure equal to the plain
-formulas.
+"""The formulas of `planner.cost.training` over many shapes at once (`planner.cost.parts`): arrays have one row a part and one
+column a shape. Tests hold every figure equal to the plain formulas.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cluster import DeviceKind, Link
+from planner.cost.batch_rates import attention_seconds, train_rates
 from planner.cost.context import Context
 from planner.cost.flops import hbm_rate, head_flops, layer_flops
 from planner.cost.memory import activation_bytes_per_token, state_bytes_per_param
-from planner.cost.training import MICRO_SEQUENCES, passes, split_layers
+from planner.cost.parts import PARTS, Array, Block, Bools, Hop, Ints, divided, parts_of
+from planner.cost.training import MICRO_SEQUENCES, passes
 from planner.model import ModelSpec
 from planner.plan import Task
 from planner.record import record
 from planner.workflow import TRAINING
-
-Array = NDArray[np.float64]
-Ints = NDArray[np.int_]
-Bools = NDArray[np.bool_]
-_PARTS = 8
-
-
-@record
-class Block:
-    """One block of many shapes."""
-
-    kind: str
-    tp: Ints
-    dp: Ints
-    pp: Ints
-    weight: Array  # FLOP/s of one stage, for dividing the layers
-    skew: Array  # tokens of the fullest DP rank over the mean
-    nodes: Ints  # machines a stage spans
-    local: Link
-    remote: Link | None  # the slowest link of a stage that spans machines
-    inner: Link  # between stages of the block
-
-    def take(self, at: NDArray[np.int_] | Bools) -> "Block":
-        """Some of the shapes."""
-        arrays = {n: getattr(self, n)[at] for n in ("tp", "dp", "pp", "weight", "skew", "nodes")}
-        return dataclasses.replace(self, **arrays)
-
-
-@record
-class Parts:
-    """The parts of every shape: rows of eight, by columns."""
-
-    count: Ints  # stages in the part; 0 where there is none
-    index: Ints  # the first of them, from the front
-    layers: Ints
-    waits: Array  # crossings of one sample's worth: multiples are added by task
-    first: Bools
-    last: Bools
-
-
-def divided(first: Block | None, second: Block, layers: int, head_layers: float) -> tuple[Ints, ...]:
-    """`split_layers` for every shape: (layers of a stage of the first block, how many of its stages have one more, the same
-    for the second block without its last stage, layers of the last stage, 0 where there are more stages than layers)."""
-    na = np.zeros_like(second.pp) if first is None else first.pp
-    nb = second.pp
-    wa = np.zeros_like(second.weight) if first is None else first.weight
-    total = na * wa + nb * second.weight
-    xa, xb = (layers + head_layers) * wa / total, (layers + head_layers) * second.weight / total
-    xl = xb - head_layers
-    ideal = np.stack([xa, xb, xl])
-    out = np.maximum(1, np.floor(ideal + 1e-9)).astype(int)
-    size = np.stack([na, nb - 1, np.ones_like(nb)])
-    rest = layers - (out * size).sum(axis=0)
-    order = np.argsort(-np.round(ideal - out, 9), axis=0, kind="stable")
-    more = np.zeros_like(out)
-    columns = np.arange(len(nb))
-    for place in range(3):
-        row = order[place]
-        given = np.clip(rest, 0, size[row, columns])
-        more[row, columns] = given
-        rest = rest - given
-    last = out[2] + more[2]
-    for i in np.flatnonzero((na + nb <= layers) & (rest < 0)):  # rare: stages whose share is less than a layer
-        weights = [float(wa[i])] * int(na[i]) + [float(second.weight[i])] * int(nb[i])
-        plain = split_layers(layers, weights, head_layers)
-        assert plain is not None, "there are no more stages than layers"
-        for row, stages in ((0, plain[: na[i]]), (1, plain[na[i] : -1])):
-            out[row, i], more[row, i] = min(stages, default=1), sum(n > min(stages) for n in stages)
-        last[i] = plain[-1]
-    last = np.where(na + nb <= layers, last, 0)
-    return out[0], more[0], out[1], more[1], last
-
-
-def parts_of(first: Block | None, second: Block, split: Sequence[Ints]) -> Parts:
-    """The parts; `waits` holds, for the three kinds of border (in the first block, between, in the second), how many each
-    part touches."""
-    la, ma, lb, mb, ll = split
-    na = np.zeros_like(second.pp) if first is None else first.pp
-    nb, zero = second.pp, np.zeros_like(second.pp)
-    n = na + nb
-    between_a, between_b = np.clip(na - 2, 0, None), np.clip(nb - 2, 0, None)
-    mid_a, mid_b = np.clip(ma - 1, 0, between_a), np.clip(mb - 1, 0, between_b)
-    count = np.stack(
-        [
-            (na >= 1) * 1, mid_a, between_a - mid_a, (na >= 2) * 1, (nb >= 2) * 1, mid_b, between_b - mid_b, zero + 1,
-        ]
-    )  # fmt: skip
-    index = np.stack([zero, zero + 1, np.maximum(1, ma), na - 1, na, na + 1, na + np.maximum(1, mb), n - 1])
-    layers = np.stack([la + (ma >= 1), la + 1, la, la + (ma >= na), lb + (mb >= 1), lb + 1, lb, ll])
-    border_a = np.stack([na >= 2, zero + 2, zero + 2, zero + 1, zero, zero, zero, zero])
-    between = np.stack([(na == 1) & (nb >= 1), zero, zero, zero + 1, na >= 1, zero, zero, (nb == 1) & (na >= 1)])
-    border_b = np.stack([zero, zero, zero, zero, zero + 1, zero + 2, zero + 2, nb >= 2])
-    return Parts(
-        count=count,
-        index=index,
-        layers=layers,
-        waits=np.stack([border_a, between, border_b]).astype(float),
-        first=index == 0,
-        last=index == n - 1,
-    )
 
 
 @record
@@ -152,7 +47,7 @@ class _Speed:
     waits: Array  # of one crossing at each border that a part touches
     borders: Array  # the sum over all borders, by shape
     most: Array  # the slowest border, by shape
-    bridge: Array  # over a link between regions, by shape
+    hop: Array  # over the link by which a shape leaves a machine, by shape
 
 
 @record
@@ -160,7 +55,7 @@ class _Work:
     """What one task asks of every part, whatever the micro-batch; seconds are of the fullest DP rank."""
 
     flops: Array  # a token
-    moved_s: Array  # a token: memory and TP all-reduces
+    moved_s: Array  # a token: memory, TP all-reduces, and attention where it has a speed of its own
     latency_s: Array  # a micro-batch
     floor_s: Array  # a micro-batch: launches and FSDP's gathers
     crossings: int
@@ -177,13 +72,11 @@ class Batch:
         link: Link | None,
         head_layers: float,
         *,
-        crosses: Bools | None = None,
-        bridge: Link | None = None,
+        hop: Hop | None = None,
     ) -> None:
-        """`crosses`: shapes that no region holds, so that one of their stages or borders lies over a link no better than
-        `bridge`; what they take is then a lower bound."""
-        self.ctx, self.bridge = ctx, bridge
-        self.crosses = np.zeros(len(second.pp), dtype=bool) if crosses is None else crosses
+        """`hop`: of shapes that no machine holds one stage or border lies over a link no better than that; what they take is
+        then a lower bound."""
+        self.ctx, self.hop = ctx, hop
         self.first, self.second, self.link = first, second, link
         self.size = len(second.pp)
         split = divided(first, second, ctx.model.layers, head_layers)
@@ -232,7 +125,7 @@ class Batch:
 
     def _group_s(self, tasks: tuple[Task, ...]) -> tuple[Array, Array]:
         score, train = np.zeros(self.size), np.zeros(self.size)
-        resident = np.zeros((_PARTS, self.size))
+        resident = np.zeros((PARTS, self.size))
         for t in tasks:
             if not (t == "critic_values" and "critic_training" in tasks):
                 resident += self._state(self._like(t, tasks))
@@ -336,11 +229,11 @@ class Batch:
             crosses = [self._cross_s(ctx, step.rounds, x) if x is not None else np.zeros(self.size) for x in links]
             borders = np.stack(crosses)
             self._speeds[key] = _Speed(
-                per_flop=step.tokens / (self._rate(ctx, step.tokens) * self.tp),
+                per_flop=step.tokens / (train_rates(ctx, self.kinds, self.tp, step.tokens) * self.tp),
                 waits=(self.parts.waits * borders[:, None, :]).sum(axis=0),
                 borders=(self._border_counts() * borders).sum(axis=0),
                 most=borders.max(axis=0),
-                bridge=np.zeros(0) if self.bridge is None else self._cross_s(ctx, step.rounds, self.bridge),
+                hop=np.zeros(0) if self.hop is None else self._cross_s(ctx, step.rounds, self.hop),
             )
         return self._speeds[key]
 
@@ -349,14 +242,18 @@ class Batch:
             ctx, p = self.ctx.of(task), self.parts
             model, trains = ctx.model, task in TRAINING
             layer_passes, head_passes = passes(ctx.workload, recompute, task)
-            per_layer = layer_flops(model, 1, ctx.m.sequence2 / ctx.m.sequence)
+            attend, attend_s = (
+                layer_flops(model, 0, ctx.m.sequence2 / ctx.m.sequence),
+                attention_seconds(ctx, self.kinds, self.tp, backward=trains),
+            )
+            per_layer = layer_flops(model, 1, 0) + np.where(attend_s == 0, attend, 0.0)
             flops = layer_passes * p.layers * per_layer + p.last * (head_passes * head_flops(model, 1))
             hbm = self._column([hbm_rate(ctx, k) for k in self.kinds])
             local = self._links("local")
             over = layer_passes - (1 if trains else 0)
             hidden = np.full(self.tp.shape, float(model.hidden * model.dtype_bytes))
             latency = 2 * over * self._ring(local, hidden * 0, self.tp, 2)
-            moved = 2 * layer_passes * self._activation(task) / hbm
+            moved = layer_passes * (attend * attend_s + 2 * self._activation(task) / hbm)
             moved = moved + 2 * over * self._ring((local[0] * 0, local[1]), hidden, self.tp, 2)
             floor = layer_passes * p.layers * self._column([k.launch_s for k in self.kinds])
             if ctx.trainer == "fsdp":
@@ -400,25 +297,29 @@ class Batch:
         most = np.where(there, waiting, 0.0).max(axis=0)
         whole = (busy * p.count).sum(axis=0) + work.crossings * speed.borders
         out: Array = step.rounds * most + (whole - most) + sync + update
-        if self.bridge is None or not self.crosses.any():
+        if self.hop is None or not self.hop.leaves.any():
             return out
-        cross = np.maximum(0.0, work.crossings * (speed.bridge - speed.most))
-        at_border = np.maximum(most, np.where(there, waiting, np.inf).min(axis=0) + cross)
-        by_border = np.where(self.stages > 1, (step.rounds - 1) * (at_border - most) + cross, np.inf)
+        cross = np.maximum(0.0, work.crossings * (speed.hop - speed.most))
+        # A border has two stages: the slower of them is no faster than the second fastest of all.
+        several = self.stages > 1
+        second = np.where(several, _second(np.where(there, waiting, np.inf), p.count), 0.0)
+        by_border = (step.rounds - 1) * (np.maximum(most, second + cross) - most) + cross
+        by_border = np.where(several, by_border, np.inf)
         size = self._stage_params(task) * ctx.model.dtype_bytes
         spanned = self._spanned_s(size, most, step.rounds, sync, task in TRAINING)
-        return out + np.where(self.crosses, np.minimum(by_border, spanned), 0.0)
+        return out + np.where(self.hop.leaves, np.minimum(by_border, spanned), 0.0)
 
-    def _cross_s(self, ctx: Context, rounds: Ints, link: Link) -> Array:
+    def _cross_s(self, ctx: Context, rounds: Ints, link: Link | Hop) -> Array:
         """Seconds of a micro-batch's activations over a link, once."""
         size = ctx.batch_tokens / rounds * ctx.model.hidden * ctx.model.dtype_bytes
-        return link.latency_s + size / (link.bytes_per_s * ctx.a.link_efficiency)
+        seconds: Array = link.latency_s + size / (link.bytes_per_s * ctx.a.link_efficiency)
+        return seconds
 
     def _spanned_s(self, size: Array, most: Array, rounds: Ints, sync: Array, trains: bool) -> Array:
-        """Seconds more, at least, where the DP ranks of one stage lie on both sides of the bridge; infinite without any."""
-        assert self.bridge is not None
+        """Seconds more, at least, where the DP ranks of one stage lie at both ends of the hop; infinite without any."""
+        assert self.hop is not None
         may = (self.parts.count > 0) & (self.dp > 1)
-        link = (np.array(self.bridge.latency_s), np.array(self.bridge.bytes_per_s))
+        link = (self.hop.latency_s, self.hop.bytes_per_s)
         two = np.full_like(self.dp, 2)
         if self.ctx.trainer == "fsdp":
             gather = np.where(may, (3 if trains else 1) * self._ring(link, size, two, 1), np.inf).min(axis=0)
@@ -441,19 +342,6 @@ class Batch:
     def _skew(self) -> Array:
         first = self.second.skew if self.first is None else self.first.skew
         return np.stack([first] * 4 + [self.second.skew] * 4)
-
-    def _rate(self, ctx: Context, tokens: Array) -> Array:
-        """`compute_rate` times the kind's training efficiency."""
-        out = np.empty(tokens.shape)
-        for row, kind in enumerate(self.kinds):
-            if kind.paced:
-                out[row] = kind.peak_flops * kind.train_efficiency
-                continue
-            width = np.minimum(ctx.model.hidden, ctx.model.intermediate / self.tp[row])
-            rows = np.maximum(tokens[row], 1.0)
-            curve = rows / (rows + ctx.a.gemm_half_tokens) * width / (width + ctx.a.gemm_half_width)
-            out[row] = kind.peak_flops * ctx.a.gemm_ceiling * curve * kind.train_efficiency
-        return out
 
     def _links(self, name: str) -> tuple[Array, Array]:
         """(latency, bytes/s) of a link of each part's block; no link costs nothing."""
@@ -479,3 +367,14 @@ class Batch:
     def _border_counts(self) -> Array:
         na = np.zeros(self.size) if self.first is None else self.first.pp
         return np.stack([np.maximum(na - 1, 0), (na > 0) * 1.0, self.second.pp - 1]).astype(float)
+
+
+def _second(waiting: Array, count: Ints) -> Array:
+    """By shape: the second lowest figure over its stages, of which part i has `count[i]` alike."""
+    columns = np.arange(waiting.shape[1])
+    lowest = waiting.argmin(axis=0)
+    least = waiting[lowest, columns]
+    others = waiting.copy()
+    others[lowest, columns] = np.inf
+    out: Array = np.where(count[lowest, columns] > 1, least, others.min(axis=0))
+    return out

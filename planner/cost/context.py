@@ -1,8 +1,10 @@
 """What every cost function looks at besides its subject."""
 
+from planner.calibration.records import Calibration
 from planner.cluster import Cluster, DeviceKind
 from planner.cost.assumptions import Assumptions
 from planner.cost.lengths import Moments, moments
+from planner.cost.rates import Rates
 from planner.model import ModelSpec
 from planner.plan import Task
 from planner.problem import Problem, TrainerKind
@@ -20,6 +22,7 @@ class Context:
     trainer: TrainerKind
     m: Moments
     a: Assumptions
+    rates: Rates
     critic: ModelSpec | None = None  # None: shaped like `model`
     reward: ModelSpec | None = None
 
@@ -38,7 +41,9 @@ class Context:
         return self.workload.samples_per_step * self.m.sequence
 
 
-def context_of(problem: Problem, assumptions: Assumptions | None = None) -> Context:
+def context_of(
+    problem: Problem, assumptions: Assumptions | None = None, calibration: Calibration | None = None
+) -> Context:
     """The context of a problem; what its engine can run at once caps the assumption."""
     a, cap = assumptions or Assumptions(), problem.capabilities.rollout_max_running
     if cap is not None:
@@ -50,6 +55,7 @@ def context_of(problem: Problem, assumptions: Assumptions | None = None) -> Cont
         trainer=problem.capabilities.trainer,
         m=moments(problem.workload),
         a=a,
+        rates=Rates(calibration or problem.calibration),
         critic=problem.critic_model,
         reward=problem.reward_model,
     )

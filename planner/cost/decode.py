@@ -1,10 +1,11 @@
 """Rollout: decode as a roofline of compute and HBM with KV reads and a launch floor, prefill, prefix recomputation."""
 
+from planner.calibration.records import EngineRate
 from planner.cost.context import Context
 from planner.cost.flops import attend_flops, compute_rate, hbm_rate, head_flops, layer_flops, token_flops
 from planner.cost.memory import replica_kv_bytes_per_token
 from planner.cost.network import local_link, ring_s, send_s
-from planner.record import record
+from planner.record import record, replace
 
 
 @record
@@ -32,10 +33,26 @@ class Level:
 
 
 def decode_step_s(ctx: Context, shape: ReplicaShape, running: int) -> float:
-    """Seconds for one more token of every running sample, through all stages of the pipeline."""
+    """Seconds for one more token of every running sample, through all stages of the pipeline.
+
+    Where the user measured the engine with this model and shape, scaled so that the measured rates come out.
+    """
+    fix = ctx.rates.engine_fix(ctx.kind(shape.kind), ctx.model, shape.tp, shape.pp, lambda p: _modelled(ctx, shape, p))
+    return _step_s(ctx, shape, running) * (1.0 if fix is None else float(fix.at(running)))
+
+
+def _modelled(ctx: Context, shape: ReplicaShape, point: EngineRate) -> float:
+    """Tokens/s that the model says at a measured point's concurrency and context."""
+    there = replace(ctx, m=replace(ctx.m, context=float(point.context)))
+    return point.running / _step_s(there, shape, point.running)
+
+
+def _step_s(ctx: Context, shape: ReplicaShape, running: int) -> float:
     model, m, kind = ctx.model, ctx.m, ctx.kind(shape.kind)
     devices = shape.devices
     batch = max(1.0, running / shape.pp)  # the stages work on different parts of the batch
+    if ctx.rates.curves(kind) is not None:
+        return _kernels_s(ctx, shape, batch)
     read = (model.layers * model.layer_params + model.vocab * model.hidden) * model.dtype_bytes / devices
     kv = batch * m.context * replica_kv_bytes_per_token(model, shape.tp, shape.pp)
     hbm, rate = hbm_rate(ctx, kind), compute_rate(ctx, kind, batch, shape.tp) * devices
@@ -52,6 +69,21 @@ def decode_step_s(ctx: Context, shape: ReplicaShape, running: int) -> float:
     return shape.pp * (matmul_s + attention_s + floor_s)
 
 
+def _kernels_s(ctx: Context, shape: ReplicaShape, batch: float) -> float:
+    """`decode_step_s` by the kind's measured kernels: their sum, less what a CUDA graph saves of their launches."""
+    model, kind, rates = ctx.model, ctx.kind(shape.kind), ctx.rates
+    layers, hidden = model.layers / shape.pp, batch * model.hidden * model.dtype_bytes
+    reduce = rates.reduce_s(kind, model, shape.tp, batch)
+    if reduce is None:
+        reduce = ring_s(local_link(ctx.cluster, kind), hidden, shape.tp, 2, ctx.a)
+    layer = rates.decode_layer_s(kind, model, shape.tp, batch, ctx.m.context) + 2 * reduce
+    layer = max(layer - ctx.a.graph_credit_s, layer / 2)  # a small layer is not all launch
+    stage = layers * layer + rates.head_s(kind, model, shape.tp, batch) / shape.pp + batch * ctx.a.host_s_per_sample
+    if shape.pp > 1:
+        stage += send_s(ctx.cluster.same_kind.bulk(), hidden, ctx.a)
+    return shape.pp * stage
+
+
 def prefill_s(ctx: Context, shape: ReplicaShape, tokens: float, tokens2: float) -> float:
     """Seconds to prefill sequences with `tokens` = sum of lengths and `tokens2` = sum of squares, by compute."""
     model, kind = ctx.model, ctx.kind(shape.kind)
@@ -62,14 +94,19 @@ def prefill_s(ctx: Context, shape: ReplicaShape, tokens: float, tokens2: float) 
     return flops / (rate * shape.devices) + reduce / shape.pp
 
 
+def prefill_felt(ctx: Context, shape: ReplicaShape) -> float:
+    """Share of a prompt's prefill that those who decode wait for."""
+    return ctx.a.prefill_share if ctx.rates.curves(ctx.kind(shape.kind)) is not None else 1.0
+
+
 def replica_level(ctx: Context, shape: ReplicaShape, running: int) -> Level:
     """What a replica does with `running` samples at once."""
-    m = ctx.m
-    step = decode_step_s(ctx, shape, running)
+    m, reached = ctx.m, ctx.kind(shape.kind).rollout_efficiency
+    step = decode_step_s(ctx, shape, running) / reached
     # A sample that ends is replaced: its prompt's prefill stops the others, once a response.
-    start = prefill_s(ctx, shape, m.prompt, m.prompt2)
-    token_s = step + running * start / m.response
-    again = prefill_s(ctx, shape, running * m.context, running * m.context2)
+    start = prefill_s(ctx, shape, m.prompt, m.prompt2) / reached
+    token_s = step + prefill_felt(ctx, shape) * running * start / m.response
+    again = prefill_s(ctx, shape, running * m.context, running * m.context2) / reached
     return Level(running=running, rate_tokens_per_s=running / token_s, tau_s=m.response * token_s, recompute_s=again)
 
 

@@ -34,15 +34,37 @@ def attend_flops(model: ModelSpec, context: float) -> float:
 def compute_rate(ctx: Context, kind: DeviceKind, tokens: float, tp: int) -> float:
     """FLOP/s of one device of a TP group on matmuls of `tokens` rows.
 
-    A saturating curve in rows and in the narrower width of the sharded layer, scaled to the kind's ceiling. A paced
-    device is held to its declared speed by a clock, whatever the shape.
+    By the kind's measured curves, else by the assumptions. A paced device is held to its declared speed by a clock,
+    whatever the shape.
     """
     if kind.paced:
         return kind.peak_flops
+    if ctx.rates.curves(kind) is not None:
+        return ctx.rates.product_rate_of(kind, ctx.model, tp, tokens)
+    return assumed_rate(ctx, kind, tokens, tp)
+
+
+def assumed_rate(ctx: Context, kind: DeviceKind, tokens: float, tp: int) -> float:
+    """`compute_rate` of a kind without curves: a saturating curve in rows and in the narrower width of the sharded layer."""
     width = min(ctx.model.hidden, ctx.model.intermediate / tp)
     rows = max(tokens, 1.0)
     curve = rows / (rows + ctx.a.gemm_half_tokens) * width / (width + ctx.a.gemm_half_width)
     return kind.peak_flops * ctx.a.gemm_ceiling * curve
+
+
+def train_rate(ctx: Context, kind: DeviceKind, tokens: float, tp: int) -> float:
+    """`compute_rate` as a trainer reaches it."""
+    share = 1.0 if ctx.rates.curves(kind) is None else ctx.a.train_products
+    return share * compute_rate(ctx, kind, tokens, tp) * kind.train_efficiency
+
+
+def train_attention_rate(ctx: Context, kind: DeviceKind, tp: int, *, backward: bool) -> float | None:
+    """FLOP/s of one device on attention over the workload's sequences while training (`backward`) or scoring; None where
+    attention is taken to run as fast as products do."""
+    if ctx.rates.curves(kind) is None:
+        return None
+    share = ctx.a.train_attention if backward else ctx.a.train_products
+    return share * ctx.rates.attention_rate(kind, ctx.model, tp, ctx.m.sequence) * kind.train_efficiency
 
 
 def hbm_rate(ctx: Context, kind: DeviceKind) -> float:

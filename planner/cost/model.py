@@ -5,17 +5,19 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from planner.calibration.records import Calibration
 from planner.cluster import Link
 from planner.cost.assumptions import Assumptions
 from planner.cost.context import context_of
 from planner.cost.decode import Level, ReplicaShape, concurrency_grid, replica_level
 from planner.cost.memory import replica_resident_bytes, running_limit, tp_divides
 from planner.cost.network import Place, best_link, spread_of
+from planner.cost.ranks import MixedShape, RankShape, mixed_cost, mixed_shape, rank_imbalance
 from planner.cost.step import Group, Offer, Rules, even_period, make_offer, rules_of, solve_period, window_needed_s
 from planner.cost.traffic import linked_egress_usd
 from planner.cost.training import StageShape, TrainerCost, TrainerShape, imbalance, train_cost
 from planner.cost.update import update_s
-from planner.plan import Placement, Plan, Prediction, Task
+from planner.plan import Placement, Plan, Prediction, Stage, Task
 from planner.problem import Problem
 from planner.record import record, replace
 from planner.workflow import phi, side_tasks, tasks_of
@@ -36,17 +38,22 @@ class Scored:
 class CostModel:
     """Costs of one problem. Pure: the same question gets the same answer; answers are remembered in the instance."""
 
-    def __init__(self, problem: Problem, assumptions: Assumptions | None = None) -> None:
+    def __init__(
+        self, problem: Problem, assumptions: Assumptions | None = None, calibration: Calibration | None = None
+    ) -> None:
+        """`calibration`: points measured on the user's own cards, preferred to the tables that come with the package; None:
+        those of the problem, if it has any."""
         self.problem = problem
-        self.context = context_of(problem, assumptions)
+        self.context = context_of(problem, assumptions, calibration)
         self.moments = self.context.m
         self.rules: Rules = rules_of(problem.workload, self.moments)
         self.places = {d.id: Place(node=d.node, kind=d.kind, region=d.region) for d in problem.cluster.devices}
         self._levels: dict[tuple[ReplicaShape, int], Level] = {}
         self.side_tasks = side_tasks(problem.workload)
         self._limits: dict[tuple[ReplicaShape, float], int] = {}
-        self._trainers: dict[TrainerShape, TrainerCost | None] = {}
+        self._trainers: dict[TrainerShape | MixedShape, TrainerCost | None] = {}
         self._skew: dict[int, float] = {}
+        self._mixed_skew: dict[tuple[tuple[int, float], ...], float] = {}
         self._offers: dict[tuple[ReplicaShape, Link, float], tuple[Offer, ...]] = {}
 
     @property
@@ -84,18 +91,30 @@ class CostModel:
             )
         return self._offers[key]
 
-    def trainer(self, shape: TrainerShape) -> TrainerCost | None:
+    def trainer(self, shape: TrainerShape | MixedShape) -> TrainerCost | None:
         """The cost of a group of tasks; None when it does not fit."""
         if not shape.tasks:
             shape = replace(shape, tasks=self.side_tasks)
         if shape not in self._trainers:
             p = self.problem
+            if isinstance(shape, MixedShape):
+                self._trainers[shape] = self._mixed(shape)
+                return self._trainers[shape]
             models = [self.context.of(t).model for t in shape.tasks]
             ok = all(tp_divides(m, s.tp) for s in shape.stages for m in models)
             ok = ok and all(s.dp <= p.workload.samples_per_step for s in shape.stages)
             skew = [self.skew(s.dp) for s in shape.stages] if ok else []
             self._trainers[shape] = train_cost(self.context, shape, skew) if ok else None
         return self._trainers[shape]
+
+    def _mixed(self, shape: MixedShape) -> TrainerCost | None:
+        ok = all(tp_divides(self.context.of(t).model, shape.tp) for t in shape.tasks)
+        if not ok or shape.dp > self.problem.workload.samples_per_step:
+            return None
+        key = tuple((r.dp, r.share) for r in shape.ranks)
+        if key not in self._mixed_skew:
+            self._mixed_skew[key] = rank_imbalance(self.context, shape.ranks)
+        return mixed_cost(self.context, shape, self._mixed_skew[key])
 
     def skew(self, dp: int) -> float:
         """Tokens of the fullest DP worker over the mean."""
@@ -109,10 +128,15 @@ class CostModel:
 
     def trainer_shape(
         self, placement: Placement, tasks: tuple[Task, ...] = (), beside_bytes: Mapping[str, float] | None = None
-    ) -> TrainerShape:
+    ) -> TrainerShape | MixedShape:
         """The shape of a group that lies on real devices; `beside_bytes`: what replicas hold there, by device."""
         beside = beside_bytes or {}
         cluster = self.problem.cluster
+        only = placement.stages[0]
+        if len(placement.stages) == 1 and (
+            only.token_shares or any(self.places[d].kind != only.kind for d in only.devices)
+        ):
+            return self._ranks(only, tasks or placement.tasks, beside)
         places = [self.places_of(s.devices) for s in placement.stages]
         stages = tuple(
             StageShape(
@@ -127,6 +151,25 @@ class CostModel:
         )
         links = tuple(best_link(cluster, a, b) for a, b in itertools.pairwise(places))
         return TrainerShape(stages=stages, links=links, tasks=tasks or placement.tasks)
+
+    def _ranks(self, stage: Stage, tasks: tuple[Task, ...], beside: Mapping[str, float]) -> MixedShape:
+        """The shape of a stage of unlike ranks: those of one kind and share together."""
+        alike: dict[tuple[str, float], list[int]] = {}
+        for i in range(stage.dp):
+            share = stage.token_shares[i] if stage.token_shares else 1 / stage.dp
+            alike.setdefault((self.places[stage.devices[i * stage.tp]].kind, share), []).append(i)
+        held = [max(beside.get(d, 0.0) for d in stage.devices[i * stage.tp :][: stage.tp]) for i in range(stage.dp)]
+        return mixed_shape(
+            self.problem.cluster,
+            [
+                RankShape(kind=k, dp=len(ix), share=share, beside_bytes=max(held[i] for i in ix))
+                for (k, share), ix in alike.items()
+            ],
+            [[self.places[stage.devices[i * stage.tp]] for i in ix] for ix in alike.values()],
+            tp=stage.tp,
+            layers=stage.layers,
+            tasks=tasks,
+        )
 
     def evaluate(self, plan: Plan) -> Scored | None:
         """Prediction of a plan that the judge accepts; None when a group of tasks or a replica does not fit."""

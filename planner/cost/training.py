@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from planner.cluster import Link
 from planner.cost.context import Context
-from planner.cost.flops import compute_rate, hbm_rate, head_flops, layer_flops
+from planner.cost.flops import hbm_rate, head_flops, layer_flops, train_attention_rate, train_rate
 from planner.cost.lengths import quantiles
 from planner.cost.memory import (
     activation_bytes_per_token,
@@ -18,6 +18,7 @@ from planner.cost.memory import (
     task_working_bytes,
 )
 from planner.cost.network import Spread, ring_s, send_s, spread_collective_s
+from planner.cost.pipeline import pipeline_time
 from planner.plan import Task
 from planner.record import record, replace
 from planner.workflow import TRAINING, side_tasks
@@ -129,8 +130,10 @@ def layer_s(ctx: Context, stage: StageShape, *, share: float, recompute: bool, t
     layer_passes, _ = passes(ctx.workload, recompute, task)
     samples = ctx.workload.samples_per_step * share / stage.dp
     tokens = samples * ctx.m.sequence
-    rate = compute_rate(ctx, kind, tokens, stage.tp) * kind.train_efficiency * stage.tp
-    products = layer_passes * layer_flops(model, tokens, samples * ctx.m.sequence2) / rate
+    rate = train_rate(ctx, kind, tokens, stage.tp)
+    attention_rate = train_attention_rate(ctx, kind, stage.tp, backward=task in TRAINING) or rate
+    attention = layer_flops(model, 0, samples * ctx.m.sequence2) / (attention_rate * stage.tp)
+    products = layer_passes * (layer_flops(model, tokens, 0) / (rate * stage.tp) + attention)
     # Between the products every kept activation is written and read once a pass.
     moved = 2 * layer_passes * tokens * activation_bytes_per_token(model, stage.tp) / hbm_rate(ctx, kind)
     # Two all-reduces a layer for each pass over it: forward, backward, recomputation (backward counts as two passes).
@@ -145,7 +148,7 @@ def head_s(ctx: Context, stage: StageShape, *, share: float, task: Task = "actor
     kind = ctx.kind(stage.kind)
     _, head_passes = passes(ctx.workload, False, task)
     tokens = ctx.batch_tokens * share / stage.dp
-    rate = compute_rate(ctx, kind, tokens, stage.tp) * kind.train_efficiency * stage.tp
+    rate = train_rate(ctx, kind, tokens, stage.tp) * stage.tp
     return head_passes * head_flops(ctx.model, tokens) / rate
 
 
@@ -266,15 +269,12 @@ def _timed(ctx: Context, shape: TrainerShape, skew: Sequence[float], way: _Way) 
             update = max(update, moved / hbm_rate(ctx, kind))
         times.append(busy)
     borders = [crossing_s(ctx, link, share=share, task=task) for link in shape.links]
-    waits = [sum(borders[max(0, i - 1) : i + 1]) for i in range(n)]
-    slowest = max(range(n), key=lambda i: times[i] + waits[i])
-    # Bubbles: the other stages once, and the crossings the slowest stage does not take part in.
-    bubble = sum(times) - times[slowest] + sum(borders) - waits[slowest]
+    through = pipeline_time(times, borders, rounds)
     return TrainerCost(
-        train_s=rounds * (times[slowest] + waits[slowest]) + bubble + sync + update,
-        compute_s=rounds * times[slowest],
-        bubble_s=bubble,
-        communication_s=rounds * waits[slowest] + sync,
+        train_s=through.total_s + sync + update,
+        compute_s=through.busy_s,
+        bubble_s=through.bubble_s,
+        communication_s=through.wait_s + sync,
         recompute=recompute,
         micro_batches=rounds,
     )

@@ -14,6 +14,7 @@ from planner.cost.decode import ReplicaShape
 from planner.cost.memory import tp_divides
 from planner.cost.model import CostModel
 from planner.cost.network import spread_of
+from planner.cost.ranks import MixedShape
 from planner.cost.training import StageShape, TrainerCost, TrainerShape, split_layers
 from planner.errors import InvalidInput
 from planner.plan import Placement, Plan
@@ -89,7 +90,7 @@ class Uniform:
 
 def uniform(solved: Feasible | Plan, problem: Problem, able: Abilities) -> Uniform:
     """The nearest uniform shape of a plan. Raises InvalidInput where the plan names no trainer or no replica, or has
-    placements that share devices."""
+    placements that share devices, or a trainer whose DP ranks are not alike."""
     plan = solved.plan if isinstance(solved, Feasible) else solved
     train = _checked(plan)
     cost = CostModel(problem)
@@ -125,6 +126,16 @@ def _checked(plan: Plan) -> Placement:
     roles = Counter(str(p.role) for p in plan.placements)
     if train is None or not train.stages or roles["train"] > 1:
         raise InvalidInput("a plan to export needs one trainer, with stages", where="plan", got=dict(roles))
+    for s in train.stages:
+        if s.token_shares or "+" in s.kind:
+            raise InvalidInput(
+                "the trainer's DP ranks take unequal shares of the tokens or are of two kinds, which no target can be told",
+                where="plan.train",
+                got=f"{s.dp} DP ranks on {s.kind}, shares {min(s.token_shares, default=1 / s.dp):.3g}"
+                f" to {max(s.token_shares, default=1 / s.dp):.3g}",
+                expected="DP ranks of one kind with equal shares",
+                hint="plan with planner.mixed_ranks = false (Capabilities.train_mixed_dp)",
+            )
     if set(roles) - {"train", "rollout"}:
         raise InvalidInput(
             "a placement has a role that no exporter maps", where="plan", got=dict(roles), expected="train, rollout"
@@ -178,7 +189,7 @@ def _trainer_grid(train: Placement, cost: CostModel, able: Abilities) -> tuple[T
     ), notes
 
 
-def _memory(shape: TrainerShape, cost: CostModel, able: Abilities) -> tuple[bool, TrainerCost | None]:
+def _memory(shape: TrainerShape | MixedShape, cost: CostModel, able: Abilities) -> tuple[bool, TrainerCost | None]:
     """Whether the trainer must shard its states, and what it then costs; None when it fits in neither way."""
     planned = cost.problem.capabilities.trainer == "fsdp"
     if not (planned or able.always_shards):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from planner.cluster import Device
 from planner.columns import Columns
 from planner.cost.decode import ReplicaShape
+from planner.cost.ranks import shares_by_compute
 from planner.errors import InvalidInput
 from planner.judge import violations
 from planner.plan import Placement, Plan, Stage, Task
@@ -74,12 +75,44 @@ def _trainers(columns: Columns, devices: list[Device], tasks: tuple[Task, ...], 
     for size in range(1, limit + 1):
         for chosen in itertools.combinations(devices, size):
             kinds = list(dict.fromkeys(d.kind for d in chosen))
-            if len(kinds) > min(2, caps.train_max_kinds):
+            if len(kinds) > caps.trainer_kinds:
                 continue
-            for order in itertools.permutations(kinds):
+            for order in itertools.permutations(kinds) if len(kinds) <= caps.train_max_kinds else ():
                 groups = [[d for d in chosen if d.kind == k] for k in order]
                 for blocks in itertools.product(*(_blocks(k, len(g)) for k, g in zip(order, groups, strict=True))):
                     yield from _arranged(columns, blocks, groups, tasks)
+            if caps.train_mixed_dp and len(kinds) == 2:
+                yield from _mixed(columns, [[d for d in chosen if d.kind == k] for k in kinds], tasks)
+
+
+def _mixed(columns: Columns, groups: list[list[Device]], tasks: tuple[Task, ...]) -> Iterator[Placement]:
+    """One stage with DP ranks of two kinds, tokens by compute."""
+    context = columns.cost.context
+    lead: Task = "actor_training" if "actor_training" in tasks else tasks[0]
+    for tp in TP_DEGREES:
+        if any(len(g) % tp for g in groups):
+            continue
+        ranks = [(g[0].kind, len(g) // tp) for g in groups]
+        shares = shares_by_compute(context, ranks, tp)
+        for orders in itertools.product(*(_orders(g) for g in groups)):
+            devices = tuple(d.id for order in orders for d in order)
+            stage = Stage(
+                devices=devices,
+                kind="+".join(k for k, _ in ranks),
+                dp=len(devices) // tp,
+                tp=tp,
+                layers=context.of(lead).model.layers,
+                token_shares=tuple(x for x, (_, n) in zip(shares, ranks, strict=True) for _ in range(n)),
+            )
+            yield Placement(
+                role="train" if set(tasks) & set(TRAINING) else "score",
+                kind=stage.kind,
+                devices=devices,
+                tp=tp,
+                dp=stage.dp,
+                tasks=tasks,
+                stages=(stage,),
+            )
 
 
 def _blocks(kind: str, devices: int) -> Iterator[BlockShape]:

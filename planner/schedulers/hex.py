@@ -17,6 +17,7 @@ from planner.schedulers.areal_hex.rollout import best_rollout
 from planner.schedulers.areal_hex.training import Trainer, best_trainer
 from planner.schedulers.hex_groups import plan_cell
 from planner.schedulers.layouts import LaidOut, laid_out, layouts
+from planner.schedulers.mixed import MixedTrainer, best_mixed
 from planner.search import Search
 from planner.sidescan import SideScan
 from planner.space import DeviceClass
@@ -93,9 +94,12 @@ def _trainers(search: Search, scan: Scan) -> None:
                     return
                 if counts not in tried:
                     tried.add(counts)
-                    trainer = best_trainer(scan.columns, classes, counts, exactly=True)
-                    if trainer is not None:
-                        _plan(search, classes, trainer)
+                    for trainer in (
+                        best_trainer(scan.columns, classes, counts, exactly=True),
+                        best_mixed(scan.columns, classes, counts),
+                    ):
+                        if trainer is not None:
+                            _plan(search, classes, trainer)
         fruitless = 0 if search.best is not best or devices <= _SMALL else fruitless + 1
 
 
@@ -108,7 +112,7 @@ def _plan_cell(search: Search, scan: Scan, cell: Cell) -> None:
         _plan(search, scan.classes, trainer)
 
 
-def _plan(search: Search, classes: Sequence[DeviceClass], trainer: Trainer | LaidOut) -> None:
+def _plan(search: Search, classes: Sequence[DeviceClass], trainer: Trainer | LaidOut | MixedTrainer) -> None:
     """The best replicas on the devices a trainer leaves."""
     if trainer.cost.train_s > search.to_beat_s() * (1 + _TIE):
         return

@@ -2,12 +2,13 @@
 
 Two questions: how many groups of TP devices each machine gives (whole machines, or all machines a little: then every machine
 holds new weights and its other devices get them over the fast link), and which stage each goes to. Stages in stripes have
-a part in every machine; stages in a row keep each stage together, and share a machine with the next one so that
-activations need not leave it. Rows follow a path through the regions along fast links.
+a part in every machine; rows keep each stage together; joined rows share a machine with the next stage too, so that
+activations need not leave it (and gradients must). Rows follow a path through the regions along fast links.
 """
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from planner.cluster import Cluster
 from planner.columns import Columns
@@ -17,8 +18,16 @@ from planner.placing import StageLayout
 from planner.plan import Task
 from planner.pools import region_link
 from planner.record import record, replace
-from planner.space import BlockShape, DeviceClass
+from planner.schedulers.mixed import mixed_stage
+from planner.space import BlockShape, DeviceClass, is_mixed
 
+# What machines give: all they have, one group of TP devices each in turn, or a stage each in turn; and how stages lie on it.
+Given = Literal["whole", "groups", "stages"]
+Order = Literal["rows", "joined", "stripes"]
+_ORDERS: tuple[tuple[Given, Order], ...] = (
+    ("whole", "rows"), ("whole", "joined"), ("whole", "stripes"),
+    ("groups", "joined"), ("groups", "stripes"), ("stages", "rows"),
+)  # fmt: skip
 _SMALL = 8  # devices
 _WAYS, _LARGE_WAYS = 48, 4  # ways to lay out counts of devices that are tried, on small fleets and on larger ones
 
@@ -50,7 +59,7 @@ def laid_out(
     if layers is None:
         return []
     found: dict[tuple[tuple[int, ...], ...], LaidOut] = {}
-    for even, striped, path in itertools.product((False, True), (False, True), _paths(columns, regions)):
+    for (even, order), path in itertools.product(_ORDERS, _paths(columns, regions)):
         stages: list[tuple[int, ...]] = []
         left = [c.size - len(c.must_roll) for c in classes]
         for block in blocks:
@@ -59,7 +68,7 @@ def laid_out(
                 break
             for i, n in given:
                 left[i] -= n * block.tp
-            stages += _stages(given, block, striped=striped)
+            stages += _stages(given, block, order)
         else:
             one = _costed(columns, classes, blocks, layers, stages, group=(tasks, beside_bytes))
             used = {classes[i].place.region for s in stages for i in s}
@@ -90,7 +99,7 @@ def _nearest(cluster: Cluster, start: str, regions: Sequence[str]) -> tuple[str,
 
 
 def _given(
-    classes: Sequence[DeviceClass], left: Sequence[int], block: BlockShape, path: Sequence[str], *, even: bool
+    classes: Sequence[DeviceClass], left: Sequence[int], block: BlockShape, path: Sequence[str], *, even: Given
 ) -> list[tuple[int, int]] | None:
     """(class, groups of TP devices it gives) along the path; None where they do not suffice or leave out a device that
     must train."""
@@ -100,8 +109,9 @@ def _given(
     need = block.dp * block.pp - sum(taken.values())
     if need < 0 or any(taken[i] > room[i] for i in mine) or sum(room.values()) < block.dp * block.pp:
         return None
-    if even:
-        order = sorted(((k, i) for i in mine for k in range(taken[i], room[i])), key=lambda x: x[0])
+    if even != "whole":
+        turn = block.dp if even == "stages" else 1
+        order = sorted(((k, i) for i in mine for k in range(taken[i], room[i])), key=lambda x: x[0] // turn)
     else:
         # Whole machines, largest first; but the first machine of every region gives at least one.
         firsts = {next((i for i in mine if classes[i].place.region == r and room[i]), -1) for r in path} - {-1}
@@ -115,12 +125,12 @@ def _given(
     return [(i, taken[i]) for i in mine if taken[i]]
 
 
-def _stages(given: Sequence[tuple[int, int]], block: BlockShape, *, striped: bool) -> list[tuple[int, ...]]:
+def _stages(given: Sequence[tuple[int, int]], block: BlockShape, order: Order) -> list[tuple[int, ...]]:
     """The classes of every stage's groups."""
     chunks = [i for i, n in given for _ in range(n)]
-    if striped:
+    if order == "stripes":
         return [tuple(chunks[s :: block.pp]) for s in range(block.pp)]
-    for border in range(block.dp, len(chunks), block.dp):
+    for border in range(block.dp, len(chunks), block.dp) if order == "joined" else ():
         # Both stages get a group in each of the two machines.
         if chunks[border - 1] != chunks[border] and block.dp > 1:
             chunks[border - 1], chunks[border] = chunks[border], chunks[border - 1]
@@ -137,6 +147,9 @@ def _costed(
     group: tuple[tuple[Task, ...], Sequence[float]],
 ) -> LaidOut | None:
     tasks, beside_bytes = group
+    if is_mixed(blocks):
+        mixed = mixed_stage(columns, classes, blocks, stages, tasks=tasks, beside_bytes=beside_bytes)
+        return None if mixed is None else LaidOut(stages=mixed.stages, cost=mixed.cost, used=mixed.used)
     beside = [held for b, held in zip(blocks, beside_bytes or (0.0,) * len(blocks), strict=True) for _ in range(b.pp)]
     cluster = columns.cost.problem.cluster
     places = [tuple(classes[i].place for i in dict.fromkeys(ix)) for ix in stages]

@@ -43,6 +43,27 @@ class DeviceRow:
     pinned: str | None  # role
     age_s: float | None
     note: str = ""
+    modelled_tokens_per_s: float | None = None  # by the cost model, at the running batch it really had
+    drift_factor: float | None = None  # its measured over modelled speed against its peers'; null without a peer
+
+
+@record
+class CalibrationRow:
+    """Predicted beside measured for one device kind in one role, a device. Rates in the plan's terms: sampled tokens, or
+    trained response tokens, while it works."""
+
+    kind: str
+    role: Literal["train", "rollout"]
+    factor: float  # that the next plan counts with
+    measured_factor: float | None  # as it stands now; null before there are enough samples
+    samples: int
+    devices: int
+    running: float | None  # rollout: mean samples decoded at once
+    modelled_tokens_per_s: float | None
+    measured_tokens_per_s: float | None
+    modelled_step_s: float | None  # of a decode step, or of an optimiser step
+    measured_step_s: float | None
+    age_s: float | None  # of the newest sample
 
 
 @record
@@ -180,6 +201,7 @@ class Snapshot:
     ]  # reward, staleness_mean, queue_batches, generated_tokens_per_s, tokens_per_s, usd_per_mtok; newest last
     resident_bytes: float | None = None
     problems: tuple[str, ...] = ()
+    calibration: tuple[CalibrationRow, ...] = ()
 
 
 CommandName = Literal["cordon", "uncordon", "drain", "pin", "unpin", "replan", "approve", "reject", "down"]

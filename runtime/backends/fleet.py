@@ -38,7 +38,7 @@ def discover(config: Config, *, own_run: str | None = None) -> Discovery:
             return _gpus(config, own_run)
         case "cpu":
             return _cpu(config)
-        case "paced" | "declared":
+        case "paced" | "declared" | "simulated":
             return _declared(config)
         case "auto":
             return _auto(config, own_run)

@@ -35,10 +35,15 @@ _NAMES = (
 )
 
 
+def kind_of_name(name: str) -> str | None:
+    """The catalogue's kind of a card by the driver's name for it; None for one nobody knows."""
+    return next((kind for pattern, kind in _NAMES if re.search(pattern, name)), None)
+
+
 def gpu_kind(gpu: GpuReading, config: Config) -> DeviceKind:
     """The card's kind with the memory it really has. The configuration's kinds come first, by the driver's or the
     catalogue's name. FleetError for a card that neither knows."""
-    known = next((kind for pattern, kind in _NAMES if re.search(pattern, gpu.name)), None)
+    known = kind_of_name(gpu.name)
     for name in (gpu.name, known):
         if name is not None and name in config.fleet.kinds:
             return declared(name, config.fleet.kinds[name])

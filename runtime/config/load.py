@@ -95,6 +95,8 @@ def need_runnable(loaded: LoadedConfig) -> None:
     """ConfigError when the configuration can be planned and not run: no task, shapes without weights, a declared fleet, or
     an algorithm that only the planner knows."""
     config, wanting = loaded.config, []
+    if config.fleet.source == "simulated":
+        return  # nothing is run
     if config.task is None:
         wanting.append("a [task] table")
     if config.model.source == "shape":
@@ -339,6 +341,8 @@ def _resolve(config: Config, base: Path) -> Config:
         changes["task"] = config.task.model_copy(update={k: absolute(p) for k, p in named.items() if p is not None})
     if config.fleet.pacing is not None:
         changes["fleet"] = config.fleet.model_copy(update={"pacing": absolute(config.fleet.pacing)})
+    if config.planner.calibration is not None:
+        changes["planner"] = config.planner.model_copy(update={"calibration": absolute(config.planner.calibration)})
     return config.model_copy(update=changes)
 
 

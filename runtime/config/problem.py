@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from planner.catalogue import CATALOGUE
 from planner.cluster import Cluster, Device, DeviceKind, Link
@@ -13,6 +14,9 @@ from planner.record import replace
 from planner.workload import Lengths, Workload
 from runtime.config.schema import Config, DeviceSection, FarLinkSection, KindSection, LinkSection, RegionsSection
 from runtime.errors import ConfigError
+
+if TYPE_CHECKING:  # it costs numpy to import
+    from planner.calibration import Calibration
 
 # Assumption where the file names no link: 100 Gbit/s Ethernet between machines.
 DEFAULT_LINK = Link(latency_s=1e-4, bytes_per_s=1.25e10)
@@ -63,8 +67,9 @@ def problem_from_config(
     *,
     overrides: tuple[Override, ...] = (),
     in_force: Plan | None = None,
+    calibration: "Calibration | None" = None,
 ) -> Problem:
-    """The planner's problem for this configuration on that cluster.
+    """The planner's problem for this configuration on that cluster, with kinds as fast as `calibration` says.
 
     The model is planned in the dtype it generates with; `shape` models keep the dtype of their own config. Raises
     ConfigError (or the planner's InvalidInput) for values that cannot go together.
@@ -73,10 +78,14 @@ def problem_from_config(
         dtype = config.model.rollout_dtype or config.model.dtype
         model = replace(model, dtype_bytes=_DTYPE_BYTES[dtype])
     planner = config.planner
-    capabilities = Capabilities(task_groups=2, colocate=True)  # the whole plan space
+    capabilities = Capabilities(
+        train_mixed_dp=planner.mixed_ranks, task_groups=2, colocate=True
+    )  # the whole plan space
     if planner.capabilities == "runtime":
         capabilities = replace(Capabilities.single_device_roles(), rollout_max_running=config.sampling.max_running)
-    return Problem(
+    elif config.fleet.source == "simulated":
+        capabilities = Capabilities()  # any shape, with the roles that a run has
+    problem = Problem(
         cluster=cluster,
         model=model,
         workload=workload_from_config(config),
@@ -87,6 +96,12 @@ def problem_from_config(
         in_force=in_force,
         seed=config.run.seed,
     )
+    if calibration is None:
+        return problem
+    from planner.calibrated import calibrated, kernels_of
+
+    problem = replace(problem, calibration=kernels_of(calibration))
+    return calibrated(problem, calibration) if planner.capabilities == "runtime" else problem
 
 
 def workload_from_config(config: Config) -> Workload:

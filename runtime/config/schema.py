@@ -210,8 +210,10 @@ class RegionsSection(FarLinkSection):
 
 
 class FleetSection(Section):
-    source: Literal["auto", "gpus", "cpu", "paced", "declared"] = Field(
-        "auto", description="auto: free GPUs, else what `devices` says; declared: for planning only"
+    source: Literal["auto", "gpus", "cpu", "paced", "declared", "simulated"] = Field(
+        "auto",
+        description="auto: free GPUs, else what `devices` says; declared: for planning only; "
+        "simulated: no work is done, in virtual time",
     )
     devices: tuple[DeviceSection, ...] = ()
     kinds: dict[str, KindSection] = {}
@@ -231,7 +233,7 @@ class FleetSection(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> "FleetSection":
-        if self.source in ("paced", "declared") and not self.devices:
+        if self.source in ("paced", "declared", "simulated") and not self.devices:
             raise ValueError(f'fleet.devices is needed for source = "{self.source}"')
         if self.source == "paced" and self.pacing is None:
             raise ValueError('fleet.pacing is needed for source = "paced"')
@@ -245,12 +247,31 @@ class PlannerSection(Section):
     capabilities: Literal["runtime", "unrestricted"] = Field(
         "runtime", description="runtime: what `hexctl up` can run; unrestricted: any plan of the plan space"
     )
+    mixed_ranks: bool = Field(
+        False,
+        description="with unrestricted: the trainer's DP ranks may be of two kinds, with token shares by speed; no export can say so",
+    )
     solve_time: Seconds = Field(10.0, validate_default=True, description="seconds the planner process may take")
+    calibration: Path | None = Field(
+        None, description='file of `hexctl profile`; default: calibration.json in run.root if there; "none": none'
+    )
+
+    @model_validator(mode="after")
+    def _runnable(self) -> "PlannerSection":
+        if self.mixed_ranks and self.capabilities == "runtime":
+            raise ValueError('planner.mixed_ranks needs planner.capabilities = "unrestricted": hexctl up cannot run it')
+        return self
 
 
 class ConsentSection(Section):
     mode: Literal["auto", "ask"] = "auto"
     proposal_expires: Seconds = Field(120.0, validate_default=True)
+
+
+class SimulationSection(Section):
+    """A run that is simulated: `fleet.source = "simulated"`."""
+
+    speed: float = Field(60.0, gt=0, le=1e6, description="virtual seconds that pass in a second")
 
 
 class Config(Section):
@@ -266,3 +287,4 @@ class Config(Section):
     fleet: FleetSection = FleetSection()
     planner: PlannerSection = PlannerSection()
     consent: ConsentSection = ConsentSection()
+    simulation: SimulationSection = SimulationSection()

@@ -279,6 +279,21 @@ class PlanningFailed:
 
 
 @record
+class CalibrationChanged:
+    """A kind's calibration factor in a role (measured over modelled speed) is materially another. It counts from the next
+    plan on. Rates are those of the newest blocks, a device; `samples`: blocks behind the factor."""
+
+    kind: str
+    role: UnitRole
+    factor: float
+    before: float
+    samples: int
+    device_count: int
+    modelled_tokens_per_s: float
+    measured_tokens_per_s: float
+
+
+@record
 class PlanReached:
     """Reality is as the plan has it."""
 
@@ -374,6 +389,7 @@ Event = (
     | PlanKept
     | PlanFoundInfeasible
     | PlanningFailed
+    | CalibrationChanged
     | PlanReached
     | FloorWaived
     | MigrationBlocked

@@ -87,6 +87,7 @@ def _daemon_started(state: ClusterState, e: ev.DaemonStarted, at_s: float) -> Cl
             infeasible="",
             blocked="",
             flow_silent=None,
+            calibration={},
         )
     return _needed(state, "start", "the run starts", at_s) if state.plan is None and state.need is None else state
 
@@ -269,6 +270,7 @@ _HANDLERS: Mapping[type, Handler] = {
     ev.PlanKept: lambda s, e, t: replace(_answered(s, e.need_rev), infeasible="", proposal=None),
     ev.PlanFoundInfeasible: lambda s, e, t: replace(_answered(s, e.need_rev), infeasible=e.message),
     ev.PlanningFailed: _planning_failed,
+    ev.CalibrationChanged: lambda s, e, t: replace(s, calibration={**s.calibration, (e.kind, e.role): e.factor}),
     ev.PlanReached: lambda s, e, t: replace(s, reached_rev=e.rev, blocked=""),
     ev.FloorWaived: lambda s, e, t: replace(s, floor_waived_rev=e.rev),
     ev.MigrationBlocked: lambda s, e, t: replace(s, blocked="; ".join((e.reason, *e.options))),

@@ -39,6 +39,16 @@ class DeviceSeen:
 
 
 @record
+class Work:
+    """What a unit has done since its process started. Figures only grow; time without work is no part of them."""
+
+    busy_s: float = 0.0  # seconds in engine steps, or in optimiser steps from gradients to publication
+    steps: int = 0  # decode steps or optimiser steps
+    tokens: int = 0  # decoded, or prompt and response tokens trained on
+    prefill_tokens: int = 0  # rollout: prompts and recomputed prefixes
+
+
+@record
 class ReplicaSeen:
     """A replica as Ray and flow see it."""
 
@@ -57,6 +67,7 @@ class ReplicaSeen:
     age_s: float | None  # since its last exchange with flow
     leased: int = 0  # samples it holds
     reason: str = ""  # why it is dead, in words
+    work: Work | None = None  # None: it does not say
 
 
 @record
@@ -73,6 +84,7 @@ class TrainerSeen:
     pid: int | None
     age_s: float | None
     reason: str = ""
+    work: Work | None = None
 
 
 @record

@@ -6,11 +6,13 @@ from planner.cluster import DeviceKind, fleet_usd_per_h
 from planner.record import record, replace
 from runtime.api.wire import EventRow, MigrationView, RunState, RunView, Snapshot
 from runtime.core.action import describe
+from runtime.core.calibrating import Calibrating
 from runtime.core.limits import Limits, Memory
 from runtime.core.observation import Observation
 from runtime.core.reconcile import Blocked, Next, Steps
 from runtime.core.state import ClusterState
 from runtime.core.view import (
+    calibration_rows,
     device_rows,
     flow_view,
     plan_view,
@@ -44,11 +46,13 @@ def snapshot(
     series: Mapping[str, tuple[float, ...]],
     progress: tuple[str, ...] = (),
     failed: bool = False,
+    calibrating: Calibrating | None = None,
 ) -> Snapshot:
     """Everything a reader may know now. `progress`: what the start-up is doing, in words; shown as problems are."""
     usd_per_h = fleet_usd_per_h(facts.kinds, (d.kind for d in state.present))
     flow = None if obs is None or obs.flow is None else flow_view(obs.flow, usd_per_h, facts.groups_per_batch)
-    looked_up = sources(state, obs, memory.rates, facts.kinds, facts.limits)
+    calibrating = calibrating or Calibrating()
+    looked_up = sources(state, obs, memory.rates, facts.kinds, facts.limits, calibrating=calibrating)
     return Snapshot(
         seq=seq,
         at_s=now_s,
@@ -69,6 +73,7 @@ def snapshot(
             *(() if obs is None else obs.problems),
             *_price_problem(state, facts.kinds),
         ),
+        calibration=calibration_rows(state, calibrating, now_s),
     )
 
 

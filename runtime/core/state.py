@@ -96,6 +96,7 @@ class ClusterState:
     need: Need | None = None
     need_rev: int = 0
     planning_failed_at_s: float | None = None
+    calibration: Mapping[tuple[str, UnitRole], float] = dataclasses.field(default_factory=dict)  # by (kind, role)
     infeasible: str = ""
     blocked: str = ""
     flow_silent: bool | None = None  # None: never heard of

@@ -87,9 +87,20 @@ def trigger_words(need: Need) -> str:
 
 
 def judge(
-    state: ClusterState, need: Need, solution: Solution, *, solve_s: float, rule: ConsentRule, now_s: float
+    state: ClusterState,
+    need: Need,
+    solution: Solution,
+    *,
+    solve_s: float,
+    rule: ConsentRule,
+    now_s: float,
+    now_tokens_per_s: float | None = None,
 ) -> ev.Event:
-    """What becomes of the planner's answer: adopted, proposed, kept or infeasible."""
+    """What becomes of the planner's answer: adopted, proposed, kept or infeasible.
+
+    `now_tokens_per_s`: prediction of the plan in force under the same problem as the answer's, so that a calibration that
+    changed since it was made is not taken for a gain; None: as it was predicted when it was made.
+    """
     trigger = trigger_words(need)
     if not isinstance(solution, Feasible):
         return ev.PlanFoundInfeasible(trigger=trigger, message=solution.message, need_rev=need.rev)
@@ -98,9 +109,9 @@ def judge(
         return ev.PlanKept(trigger=trigger, solve_s=solve_s, need_rev=need.rev)
     solved = solved_plan(solution, rev=state.plan_rev + 1, trigger=trigger, solve_s=solve_s, now_s=now_s)
     if rule.mode == "ask" and in_force is not None and not _without_asking(state, need, in_force, solution.plan):
-        gain = None
-        if in_force.prediction.tokens_per_s > 0:
-            gain = solution.prediction.tokens_per_s / in_force.prediction.tokens_per_s - 1.0
+        gain, now = None, now_tokens_per_s or in_force.prediction.tokens_per_s
+        if now > 0:
+            gain = solution.prediction.tokens_per_s / now - 1.0
         return ev.PlanProposed(solved=solved, expires_at_s=now_s + rule.expires_s, gain_share=gain, need_rev=need.rev)
     return ev.PlanAdopted(solved=solved, need_rev=need.rev)
 

@@ -1,5 +1,6 @@
 """Rows of the snapshot: devices with their role and status, plans, flow's figures, money. Pure."""
 
+import statistics
 from collections.abc import Mapping
 from typing import Literal
 
@@ -7,8 +8,10 @@ from planner.cluster import DeviceKind
 from planner.override import Override
 from planner.plan import Placement
 from planner.record import record
-from runtime.api.wire import DeviceRow, FlowView, PlacementRow, PlanView, Proposal
+from runtime.api.wire import CalibrationRow, DeviceRow, FlowView, PlacementRow, PlanView, Proposal
 from runtime.core.actual import Body, bodies
+from runtime.core.calibrating import Calibrating, Estimate, drift_of, factor_of, kind_estimates
+from runtime.core.event import UnitRole
 from runtime.core.limits import Limits, Rate
 from runtime.core.observation import DeviceSample, DeviceSeen, Observation, ReplicaSeen
 from runtime.core.solved import SolvedPlan
@@ -105,6 +108,8 @@ class Sources:
     rates: Mapping[str, Rate]
     kinds: Mapping[str, DeviceKind]
     limits: Limits
+    estimates: Mapping[tuple[str, UnitRole], Estimate]  # by (device, role)
+    peers: Mapping[tuple[str, UnitRole], Mapping[str, Estimate]]  # by (kind, role)
 
 
 def sources(
@@ -113,6 +118,8 @@ def sources(
     rates: Mapping[str, Rate],
     kinds: Mapping[str, DeviceKind],
     limits: Limits,
+    *,
+    calibrating: Calibrating,
 ) -> Sources:
     """Look everything up once, so that a fleet of thousands stays cheap."""
     body: dict[str, Body] = {}
@@ -128,6 +135,45 @@ def sources(
         rates=rates,
         kinds=kinds,
         limits=limits,
+        estimates=calibrating.estimates,
+        peers=kind_estimates(calibrating.estimates, {d.id: d.kind for d in state.present}),
+    )
+
+
+def calibration_rows(state: ClusterState, calibrating: Calibrating, now_s: float) -> tuple[CalibrationRow, ...]:
+    """Predicted beside measured by kind and role: of those that were measured in this daemon's life or have a factor."""
+    kinds = {d.id: d.kind for d in state.present}
+    peers = kind_estimates(calibrating.estimates, kinds)
+    found: dict[tuple[str, UnitRole], list[Estimate]] = {k: [] for k in state.calibration}
+    for (device, role), estimate in calibrating.estimates.items():
+        if device in kinds:
+            found.setdefault((kinds[device], role), []).append(estimate)
+    return tuple(
+        _calibration_row(key, known, state.calibration.get(key, 1.0), peers.get(key, {}), now_s)
+        for key, known in sorted(found.items())
+    )
+
+
+def _calibration_row(
+    key: tuple[str, UnitRole], known: list[Estimate], factor: float, peers: Mapping[str, Estimate], now_s: float
+) -> CalibrationRow:
+    def mean(field: str) -> float | None:
+        values = [getattr(e, field) for e in known]
+        return statistics.fmean(values) if values and None not in values else None
+
+    return CalibrationRow(
+        kind=key[0],
+        role=key[1],
+        factor=factor,
+        measured_factor=factor_of(peers.values()) if peers else None,
+        samples=sum(e.samples for e in known),
+        devices=len(known),
+        running=mean("running"),
+        modelled_tokens_per_s=mean("modelled_tokens_per_s"),
+        measured_tokens_per_s=mean("measured_tokens_per_s"),
+        modelled_step_s=mean("modelled_step_s"),
+        measured_step_s=mean("measured_step_s"),
+        age_s=max(0.0, now_s - max(e.at_s for e in known)) if known else None,
     )
 
 
@@ -191,6 +237,8 @@ def _device_row(d: DeviceBelief, src: Sources, overrides: tuple[Override, ...]) 
         pinned=None if pin is None else pin.role,
         age_s=None if seen is None else seen.age_s,
         note=_note(d, sample, body, src.state),
+        modelled_tokens_per_s=_modelled(d, body, src),
+        drift_factor=None if body is None else drift_of(d.id, src.peers.get((d.kind, body.role), {})),
     )
 
 
@@ -237,6 +285,12 @@ def _predicted(device: str, body: Body | None, src: Sources) -> float | None:
     """The plan's rate of the device, where it does what the plan has it do."""
     role, rate = src.predicted.get(device, ("", 0.0))
     return rate if body is not None and body.role == role else None
+
+
+def _modelled(d: DeviceBelief, body: Body | None, src: Sources) -> float | None:
+    """The model's word on what it does now, in the newest block."""
+    estimate = None if body is None else src.estimates.get((d.id, body.role))
+    return None if estimate is None or body is None else estimate.modelled_tokens_per_s / len(body.devices)
 
 
 def _note(d: DeviceBelief, sample: DeviceSample, body: Body | None, state: ClusterState) -> str:

@@ -70,6 +70,8 @@ def words(event: ev.Event, display: Display) -> Words:
             | ev.PlanReached()
         ):
             return _plan_words(event, display)
+        case ev.CalibrationChanged():
+            return _calibration_words(event)
         case _:
             return _run_words(event)
 
@@ -224,6 +226,16 @@ def _plan_words(
             return Words(message=f"plan r{event.rev} is in place")
         case _:
             assert_never(event)
+
+
+def _calibration_words(event: ev.CalibrationChanged) -> Words:
+    verb = "generates" if event.role == "rollout" else "trains"
+    message = (
+        f"{event.kind} {verb} at {event.factor:.2f} of the modelled speed, not {event.before:.2f} "
+        f"({event.measured_tokens_per_s:,.0f} beside {event.modelled_tokens_per_s:,.0f} tokens/s, {event.samples} samples "
+        f"of {event.device_count} devices); the next plan counts with it"
+    )
+    return Words(message=message)
 
 
 def _run_words(

@@ -21,9 +21,11 @@ from runtime.core import event as ev
 from runtime.core.action import StartReplica, StartTrainer, Step
 from runtime.core.actual import bodies
 from runtime.core.belief import believe
+from runtime.core.calibrating import Calibrating, calibrate, without_units_gone
 from runtime.core.command import handle
 from runtime.core.fold import fold
 from runtime.core.limits import Limits, Memory, stretched
+from runtime.core.modelled import CostedWork, corrected, rescored
 from runtime.core.observation import Observation
 from runtime.core.reconcile import Blocked, Converged, Next, Steps, next_steps
 from runtime.core.snapshot import SHOWN_EVENTS, Facts, snapshot
@@ -93,6 +95,9 @@ class Loop:
         self.failed = False
         self._memory = Memory()
         self._working: Need | None = None  # what the planning under way answers
+        self._asked: Problem | None = None  # and the problem it was asked
+        self._calibrating = Calibrating()
+        self._costed: tuple[object, CostedWork] | None = None  # and what it was made for
         self._applied: dict[str, float] = {}  # step id -> when it was last applied
         self._rows: deque[EventRow] = deque(maxlen=SHOWN_EVENTS)
         self._series = Series()
@@ -146,6 +151,7 @@ class Loop:
             limits = stretched(self._settings.limits, None if plan is None else plan.prediction.train_s)
             events, self._memory = believe(self.observation, self.state, self._memory, limits, now_s)
             self.record(events, now_s)
+            self._calibrate(self.observation, now_s)
             self._mark_service(now_s)
         self.record(verdicts(self.state, now_s), now_s)
         self._plan(now_s)
@@ -153,6 +159,35 @@ class Loop:
             self._act(self.backend, self.observation, now_s)
         self._series.feed(self.observation, self.facts, self.state, now_s)
         self._changed()
+
+    def _calibrate(self, obs: Observation, now_s: float) -> None:
+        """Hold what was measured against the cost model."""
+        if self.state.ending:
+            return
+        try:
+            self._calibrating = without_units_gone(self._calibrating, (d.id for d in self.state.present))
+            events, self._calibrating = calibrate(obs, self.state, self._calibrating, self._model, now_s)
+        except HexError as e:
+            logger.debug("no calibration: %s", e)
+            return
+        self.record(events, now_s)
+
+    def _model(self) -> CostedWork:
+        """The cost model of the fleet as it is, without factors. Made anew when the fleet or the plan is another."""
+        devices, plan = self._devices(), self.state.plan
+        key = (devices, None if plan is None else plan.rev)
+        if self._costed is None or self._costed[0] != key:
+            in_force = None if plan is None else plan.plan
+            self._costed = key, CostedWork(self._problem(devices, (), None), in_force)
+        return self._costed[1]
+
+    def _devices(self) -> tuple[Device, ...]:
+        """Devices that may be planned with."""
+        return tuple(
+            Device(id=d.id, kind=d.kind, node=d.node, region=d.region, index=d.index)
+            for d in self.state.present
+            if not d.quarantined and d.kind in self.facts.kinds
+        )
 
     def _mark_service(self, now_s: float) -> None:
         if "in service" in self.state.milestones:
@@ -174,20 +209,18 @@ class Loop:
 
     def _ask(self, need: Need, now_s: float) -> None:
         state = self.state
-        devices = tuple(
-            Device(id=d.id, kind=d.kind, node=d.node, region=d.region, index=d.index)
-            for d in state.present
-            if not d.quarantined and d.kind in self.facts.kinds
-        )
+        devices = self._devices()
         ids = {d.id for d in devices}
         overrides = tuple(o for o in state.overrides if o.device in ids)  # of devices that may come back
         try:
-            problem = self._problem(devices, overrides, state.plan.plan if state.plan else None)
+            problem = corrected(
+                self._problem(devices, overrides, state.plan.plan if state.plan else None), state.calibration
+            )
         except HexError as e:
             failed = ev.PlanningFailed(trigger=trigger_words(need), message=str(e), need_rev=need.rev)
             self.record([failed], now_s)
             return
-        self._working = need
+        self._working, self._asked = need, problem
         self.record([ev.PlanningStarted(trigger=trigger_words(need))], now_s)
         self._planning.start(problem, self._settings.scheduler)
 
@@ -203,8 +236,14 @@ class Loop:
                 solve_s=answer.solve_s,
                 rule=self._settings.consent,
                 now_s=now_s,
+                now_tokens_per_s=self._in_force_now(),
             )
         self.record([event], now_s)
+
+    def _in_force_now(self) -> float | None:
+        """What the plan in force is predicted to do under the problem that was asked; None when it cannot be said."""
+        plan, problem = self.state.plan, self._asked
+        return None if plan is None or problem is None else rescored(problem, plan.plan)
 
     def _act(self, backend: Backend, obs: Observation, now_s: float) -> None:
         actual = bodies(obs, self.state)
@@ -260,6 +299,7 @@ class Loop:
                 series=self._series.view(),
                 progress=self.progress,
                 failed=self.failed,
+                calibrating=self._calibrating,
             )
         return self._snapshot
 

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None, *, world: "World | None" = None) -> 
 
 def _serve(options: Options, world: "World | None") -> int:
     from runtime.daemon.service import Service
-    from runtime.daemon.worlds import RayWorld
+    from runtime.daemon.worlds import world_of
 
     opened = open_run(options)
     logger.info("run %s in %s", opened.info.id, opened.paths.folder)
@@ -77,7 +77,7 @@ def _serve(options: Options, world: "World | None") -> int:
     try:
         if options.detached:
             terminal.leave_for(opened)
-        outcome = asyncio.run(Service(opened, options, world or RayWorld()).run(on_serving=terminal.close))
+        outcome = asyncio.run(Service(opened, options, world or world_of(opened.config)).run(on_serving=terminal.close))
     except HexError as e:
         terminal.say(f"error: {e}")
         raise

@@ -17,6 +17,7 @@ from planner.problem import Problem
 from planner.record import record, replace
 from runtime.api.wire import FleetLabel, RunView
 from runtime.backends.protocol import Backend
+from runtime.config.calibration import load_calibration
 from runtime.core import event as ev
 from runtime.core.limits import CPU_LEASE_S, CPU_LIMITS, Limits
 from runtime.core.snapshot import Facts
@@ -138,12 +139,16 @@ class Service:
     def _problem(self, found: Found) -> Callable[[tuple[Device, ...], tuple[Override, ...], Plan | None], Problem]:
         config = self._opened.config
         model = load_model_spec(config.model.path)
+        path = self._opened.paths.calibration
+        calibration = load_calibration(path) if path.exists() else None
 
         def problem(devices: tuple[Device, ...], overrides: tuple[Override, ...], in_force: Plan | None) -> Problem:
             from runtime.config.problem import problem_from_config
 
             cluster = replace(found.cluster, devices=devices)
-            return problem_from_config(config, cluster, model, overrides=overrides, in_force=in_force)
+            return problem_from_config(
+                config, cluster, model, overrides=overrides, in_force=in_force, calibration=calibration
+            )
 
         return problem
 

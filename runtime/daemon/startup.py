@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 from planner.record import record, replace
+from runtime.config.calibration import calibration_file, load_calibration
 from runtime.config.load import LoadedConfig, load_config, resolved_toml
 from runtime.config.schema import Config
 from runtime.daemon.lock import DaemonLock, acquire, next_epoch
@@ -106,6 +107,9 @@ def _make(options: Options, loaded: LoadedConfig, root: Path) -> OpenRun:
     try:
         root.mkdir(parents=True, exist_ok=True)
         _check_disk(root, loaded.config.run.disk_floor)
+        measured = calibration_file(loaded.config, root=root)
+        if measured is not None:
+            load_calibration(measured)  # a bad one is refused before anything is made
         folder.mkdir()
         for name in FOLDERS:
             (folder / name).mkdir()
@@ -113,6 +117,8 @@ def _make(options: Options, loaded: LoadedConfig, root: Path) -> OpenRun:
         short.mkdir(mode=0o700)
         paths = RunPaths(folder=folder, short=short)
         paths.config.write_text(resolved_toml(loaded))
+        if measured is not None:
+            shutil.copyfile(measured, paths.calibration)  # the run keeps what its factors are relative to
     except OSError as e:
         raise ConfigError(
             "cannot make the run folder",

@@ -1,4 +1,4 @@
-"""Where the fleet comes from. The Ray one is what `python -m runtime.daemon` uses; tests hand in a simulated one."""
+"""Where the fleet comes from: Ray, or a simulation where the configuration says so. Tests hand in their own."""
 
 from typing import Protocol
 
@@ -47,3 +47,30 @@ class RayWorld:
         from runtime.backends.ray.open import open_backend
 
         return open_backend(config, paths, run, cluster, epoch, limits)
+
+
+class SimulatedWorld:
+    """The devices that the configuration declares, in virtual time: nothing is run. It lives and dies with its daemon."""
+
+    def discover(self, config: Config, run_id: str) -> Found:
+        """The declared fleet."""
+        from runtime.config.problem import cluster_from_config
+
+        speed = f"simulated: no work is done; {config.simulation.speed:g} virtual seconds pass in a second"
+        return Found(cluster=cluster_from_config(config), label="simulated", notes=(speed,))
+
+    def open(
+        self, config: Config, paths: RunPaths, run: RunInfo, *, cluster: Cluster, epoch: int, limits: RunLimits
+    ) -> Backend:
+        """A simulated run that begins now."""
+        from planner.model import load_model_spec
+        from runtime.backends.simulated.running import SimulatedRun
+        from runtime.config.problem import problem_from_config
+
+        problem = problem_from_config(config, cluster, load_model_spec(config.model.path))
+        return SimulatedRun(problem, speed=config.simulation.speed, seed=config.run.seed, steps=limits.steps)
+
+
+def world_of(config: Config) -> World:
+    """The world that the configuration asks for."""
+    return SimulatedWorld() if config.fleet.source == "simulated" else RayWorld()

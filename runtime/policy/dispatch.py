@@ -6,7 +6,6 @@ waiting the answer is yes for everybody; near the end of the work a slow replica
 last sample of a batch that a fast one would long have finished.
 """
 
-import heapq
 import math
 import statistics
 from collections.abc import Sequence
@@ -51,14 +50,19 @@ class SpeedModel:
         """Whether anything was measured."""
         return self.weight > 0
 
-    def tau_s(self, running: float) -> float:
-        """Predicted seconds of one decode step with `running` samples. Only when `known`."""
+    def line(self) -> tuple[float, float]:
+        """(a, b) of the line. Only when `known`."""
         n_mean, tau_mean = self.n_sum / self.weight, self.tau_sum / self.weight
         variance = self.nn_sum / self.weight - n_mean * n_mean
         covariance = self.ntau_sum / self.weight - n_mean * tau_mean
         slope = max(0.0, covariance / variance) if variance > 1e-3 * n_mean * n_mean else 0.0
         slope = min(slope, tau_mean / n_mean)  # a step never takes longer than one sample at a time would
-        return max(tau_mean + slope * (running - n_mean), 1e-9)
+        return tau_mean - slope * n_mean, slope
+
+    def tau_s(self, running: float) -> float:
+        """Predicted seconds of one decode step with `running` samples. Only when `known`."""
+        a, b = self.line()
+        return max(a + b * running, 1e-9)
 
 
 @record
@@ -132,14 +136,11 @@ class _Others:
         self._held = sum(o.leased for o in others) / 2  # those running are half done on average
         self._fast = min(o.speed.tau_s(max(1, min(o.slots, o.cap()))) for o in others)
         # Free places by the step time they would have once filled, best first: the k-th sample to come gets the k-th.
-        heap = [(o.speed.tau_s(o.leased + 1), i, o.leased + 1) for i, o in enumerate(others) if o.cap() > o.leased]
-        heapq.heapify(heap)
-        self._places: list[float] = []
-        while heap and len(self._places) < most:
-            tau, i, n = heapq.heappop(heap)
-            self._places.append(tau)
-            if n < others[i].cap():
-                heapq.heappush(heap, (others[i].speed.tau_s(n + 1), i, n + 1))
+        places: list[float] = []
+        for o in others:
+            a, b = o.speed.line()
+            places += [max(a + b * n, 1e-9) for n in range(o.leased + 1, min(o.cap(), o.leased + most) + 1)]
+        self._places = sorted(places)[:most]
 
     def finish(self, waiting: int) -> float:
         """When the last of `waiting` samples would end: at once where there is room for it, else when the common rate has

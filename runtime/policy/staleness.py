@@ -16,6 +16,7 @@ Admission alone bounds only the mean age; the guarantee is where groups are cons
 With eta = 0 all three are exactly synchronous.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -83,18 +84,24 @@ class StalenessPolicy:
         """
         if version < self.min_version(group.slot):
             return False
+        counts = Counter(g.started for g in others if g.started is not None) if self.stale == "wait" else {}
+        return self.may_begin(group.started, version, step, counts)
+
+    def may_begin(self, started: int | None, version: int, step: int, starts: Mapping[int, int]) -> bool:
+        """The part of `may_lease` that does not depend on the slot: whether a group first begun at `started` may (also) begin
+        at `version`. `starts`: how many other live groups were begun at each version; only `wait` reads it."""
         if self.stale == "mask":
             return True
-        start = version if group.started is None else min(version, group.started)
-        if start == group.started:
+        start = version if started is None else min(version, started)
+        if start == started:
             return True
         if start < step - self.eta:
             return False
         if self.stale == "drop":
             return True
-        starts = [g.started for g in others if g.started is not None] + [start]
         return all(
-            sum(s <= step - self.eta + h for s in starts) <= (h + 1) * self.prompts_per_step
+            sum(n for s, n in starts.items() if s <= step - self.eta + h) + (start <= step - self.eta + h)
+            <= (h + 1) * self.prompts_per_step
             for h in range(self.eta + 1)
         )
 

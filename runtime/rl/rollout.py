@@ -96,6 +96,8 @@ class ReplicaLoop:
         self._refused: tuple[str, float] | None = None  # digest of weights that failed, when to try again
         self._failure = ""
         self._rate = _Rate()
+        self._decode_steps, self._busy_s = 0, 0.0
+        self._busy_since: float | None = None  # end of the last step, while nothing but exchanges came after it
         self._token_at: float | None = None
         self._goodbye_at: float | None = None
         self._phase: LoopPhase = "starting"
@@ -175,6 +177,7 @@ class ReplicaLoop:
             self._failure = str(e)
         else:
             self._refused, self._failure = None, ""
+        self._busy_since = None  # the time it took is the update's
         self._urgent = True
 
     def _may_decode(self) -> bool:
@@ -205,6 +208,9 @@ class ReplicaLoop:
         if tokens:
             self._token_at = now
         self._rate.add(now - started, tokens)
+        # What comes between two steps (exchanges, above all) is time that decoding takes: a pacer counts it too.
+        self._busy_s += now - (started if self._busy_since is None else self._busy_since)
+        self._decode_steps, self._busy_since = self._decode_steps + bool(tokens), now
         return bool(appends)
 
     def _all_due(self) -> bool:
@@ -262,6 +268,7 @@ class ReplicaLoop:
 
     def _rest(self) -> None:
         """Nothing to do until an answer or the next exchange."""
+        self._busy_since = None
         if self._pacer is not None:
             self._pacer.idle()
         seconds = self._timing.idle_s
@@ -282,6 +289,8 @@ class ReplicaLoop:
             decode_tokens_per_s=self._rate.per_s,
             decode_running=self._rate.per_step,
             host_lag_share=lag,
+            decode_steps=self._decode_steps,
+            busy_s=self._busy_s,
         )
 
     def _look(self) -> ReplicaLevel:

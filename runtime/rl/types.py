@@ -68,6 +68,8 @@ class EngineStats:
     decode_running: float = 0.0  # mean samples of a decode step over the same seconds
     updates: int = 0  # weight generations taken
     host_lag_share: float | None = None  # paced: how far behind its clock, share of wall time; None: not paced
+    decode_steps: int = 0  # that decoded something, since the process started
+    busy_s: float = 0.0  # decoding and what comes between two steps, pace included: no rest, no weight loading
 
 
 @record

@@ -85,6 +85,7 @@ class ToyPlanning:
 
     def __init__(self) -> None:
         self.solved = 0
+        self.problems: list[Problem] = []
         self._problem: Problem | None = None
 
     @property
@@ -93,6 +94,7 @@ class ToyPlanning:
 
     def start(self, problem: Problem, scheduler: str) -> None:
         self._problem = problem
+        self.problems.append(problem)
 
     def poll(self) -> PlanningResult | None:
         if self._problem is None:
@@ -174,10 +176,11 @@ class SimWorld:
             hexctl_version="0",
             daemon_pid=1,
         )
+        self.planning = ToyPlanning()
         loop = Loop(
             settings=LoopSettings(scheduler="toy", consent=self.consent, limits=self.limits),
             store=self.store,
-            planning=ToyPlanning(),
+            planning=self.planning,
             problem=self._problem,
             facts=Facts(run=run, kinds=KINDS, groups_per_batch=8),
         )

@@ -217,3 +217,27 @@ def test_a_page_of_events_is_full_whatever_commands_there_were() -> None:
     (first,) = world.loop.events(last, 1)
     assert first.kind == "OverrideSet"
     assert [e.kind for e in world.loop.events(first.seq, 10_000)]
+
+
+def test_what_a_run_measures_goes_into_the_next_problem_and_survives_the_daemon() -> None:
+    world = SimWorld(3, behaviour=Behaviour(train_tokens_per_s=1e6))  # no back-pressure: the replicas never wait
+    world.settle()
+    world.run(60)
+    # The toy fleet decodes 100 tokens/s where the model says far more: the factor stands at its lower bound.
+    assert world.loop.state.calibration == {("wide", "rollout"): 0.25}
+    [row] = [r for r in world.loop.snapshot(world.now_s).calibration if r.role == "rollout"]
+    assert (row.kind, row.factor, row.measured_factor, row.devices) == ("wide", 0.25, 0.25, 2)
+    assert row.samples >= 6
+    assert row.running == pytest.approx(16, rel=0.1)
+    device = next(d for d in world.loop.snapshot(world.now_s).devices if d.id == "d1")
+    assert device.modelled_tokens_per_s is not None
+    assert device.drift_factor == pytest.approx(1.0, rel=0.05)
+    assert kinds_of(world).count("CalibrationChanged") == 1
+    world.restart()
+    assert world.loop.state.calibration == {("wide", "rollout"): 0.25}
+    world.command("replan")
+    world.run(2)
+    asked = world.planning.problems[-1]
+    assert {k.rollout_efficiency for k in asked.cluster.kinds.values()} == {0.25}
+    world.run(30)
+    assert kinds_of(world).count("CalibrationChanged") == 1

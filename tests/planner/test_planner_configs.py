@@ -123,6 +123,18 @@ def test_everything_reaches_the_problem() -> None:
     assert p.overrides == said
 
 
+def test_ranks_of_two_kinds_are_planned_where_the_file_says_so() -> None:
+    def said(**planner: Any) -> Capabilities:
+        c = config(planner=planner)
+        return problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path)).capabilities
+
+    assert said(capabilities="unrestricted", mixed_ranks=True).train_mixed_dp
+    assert not said(capabilities="unrestricted").train_mixed_dp
+    assert not said(capabilities="runtime").train_mixed_dp
+    with pytest.raises(ValueError, match="mixed_ranks needs"):
+        config(planner={"capabilities": "runtime", "mixed_ranks": True})
+
+
 def test_the_catalogue_names_its_sources() -> None:
     assert all(k.source for k in CATALOGUE.values())
     assert all(name == k.name for name, k in CATALOGUE.items())

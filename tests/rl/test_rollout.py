@@ -327,6 +327,48 @@ def test_a_paced_replica_keeps_its_declared_speed() -> None:
     assert World().loop.level().host_bound is None
 
 
+class SlowLine(Line):
+    """Every exchange takes the replica 20 ms to put together."""
+
+    def send(self, request: ExchangeRequest) -> Pending:
+        self.clock.now += 0.02
+        return super().send(request)
+
+
+def test_busy_time_has_what_decoding_takes_and_no_rest() -> None:
+    """10 steps of 50 ms with an exchange among them, then 30 s of rest: what comes between two steps counts, rest does not."""
+    clock = VirtualClock()
+    engine, desk = ToyEngine(clock, slots=1), Desk(slots=1)
+    loop = ReplicaLoop(engine, SlowLine(desk, clock), replica="r0", epoch=1, clock=clock, wait=clock.wait)
+    desk.pending = [SampleId(0, 5)]  # 58 tokens
+    sent = 0
+    while not desk.finished:
+        loop.tick()
+        if engine.decoded == 1:
+            sent = len(desk.requests)  # of those before the first step none is part of it
+    between = len([r for r in desk.requests[sent:] if r.appends]) - 1  # the last one comes after the last step
+    busy = loop.level().stats
+    assert (busy.decode_steps, busy.decoded_tokens) == (58, 58)
+    assert busy.busy_s == pytest.approx(58 * 0.05 + between * 0.02, abs=0.021)
+    assert between >= 8
+    while clock.now < 60:
+        loop.tick()
+    after = loop.level().stats
+    assert (after.decode_steps, after.busy_s) == (busy.decode_steps, busy.busy_s)
+
+
+def test_a_paced_replicas_busy_steps_are_as_long_as_its_pace() -> None:
+    pacing = KindPacing(decode_step_s=0.08, prefill_tokens_per_s=1e4, train_tokens_per_s=1e3)
+    clock = VirtualClock()
+    engine, desk = ToyEngine(clock, slots=4, step_s=0.01), Desk(work=60, slots=4)
+    line = SlowLine(desk, clock)
+    loop = ReplicaLoop(engine, line, replica="r0", epoch=1, pacing=pacing, clock=clock, wait=clock.wait)
+    while clock.now < 30:
+        loop.tick()
+    stats = loop.level().stats
+    assert stats.busy_s / stats.decode_steps == pytest.approx(0.08, rel=0.02)
+
+
 def test_a_failing_engine_ends_the_loop_and_is_named() -> None:
     world = busy_world()
     world.engine.fails = True

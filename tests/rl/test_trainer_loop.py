@@ -367,3 +367,5 @@ def test_paced_steps_last_as_long_as_declared(tmp_path):
     assert loop.level().tokens_per_s == pytest.approx(4.0)
     assert loop.level().lag_share == pytest.approx(0.0)
     assert replace(loop.level(), age_s=0.0).step_s == pytest.approx(2.5)
+    assert (loop.level().steps, loop.level().busy_tokens) == (4, 40)
+    assert loop.level().busy_s == pytest.approx(10.0)

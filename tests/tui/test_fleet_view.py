@@ -65,6 +65,7 @@ def test_a_wide_terminal_shows_every_column() -> None:
         "rate",
         "cost",
         "against",
+        "drift",
         "version",
         "age",
         "note",
@@ -111,7 +112,7 @@ def test_each_missing_figure_is_a_dash_and_nothing_breaks(field: str) -> None:
     full = replace(s.devices[1], note="x")
     missing = replace(full, **{field: None})
     before, after = (_draw(replace(s, devices=(d, full)), 400)[0] for d in (full, missing))
-    if field in ("pid", "digest", "usd_per_h", "pinned", "slots", "memory_total_bytes"):
+    if field in ("pid", "digest", "usd_per_h", "pinned", "slots", "memory_total_bytes", "modelled_tokens_per_s"):
         assert len(after) == len(before)  # not a column of its own
     else:
         assert after.count("—") > before.count("—"), after

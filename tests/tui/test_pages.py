@@ -4,6 +4,7 @@ import pytest
 
 from hexctl.tui.keys import footer_keys
 from hexctl.tui.view import chrome
+from hexctl.tui.view.calibration import calibration_lines
 from hexctl.tui.view.context import Context, Health
 from hexctl.tui.view.details import device_details, event_details
 from hexctl.tui.view.events import event_lines, event_spans, why_line
@@ -221,3 +222,13 @@ def test_a_snapshot_without_devices_draws() -> None:
     s: Snapshot = replace(sample_snapshot(), devices=())
     for page in (flow_lines(s, 100, 30, CTX), plan_lines(s, 100, 30, CTX), overview_lines(s, 100, 30, CTX)):
         assert page
+
+
+@pytest.mark.parametrize("width", [50, 78, 138])
+def test_the_plan_view_shows_predicted_beside_measured(width: int) -> None:
+    text = ["".join(s.text for s in x) for x in calibration_lines(sample_snapshot(), width)]
+    assert "850" in text[3]
+    assert "799" in text[3]
+    assert "x 0.93" in text[3]
+    assert all(len(x.rstrip()) <= width for x in text)
+    assert calibration_lines(replace(sample_snapshot(), calibration=()), width) == ()

@@ -5,34 +5,24 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import click
 
+from hexctl.cli.commands.doctor_calibration import calibration_findings
 from hexctl.cli.commands.runs import standing
 from hexctl.cli.exits import Exit
 from hexctl.cli.extras import missing
+from hexctl.cli.finding import Finding
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, output_option
-from hexctl.cli.probe import probe
+from hexctl.cli.probe import Gpus, probe
 from hexctl.cli.processes import descendants
 from hexctl.cli.render.text import size, table
-from planner.record import record
+from runtime.config.calibration import NAME
 from runtime.paths import short_root
 from runtime.runs import list_runs
 
 FREE_FLOOR_BYTES = 1e9
-Verdict = Literal["ok", "note", "fault"]
-
-
-@record
-class Finding:
-    """One thing looked at."""
-
-    what: str
-    verdict: Verdict
-    found: str
-    hint: str = ""
 
 
 @click.command(help=COMMANDS["doctor"][1] + "\n\nExit code 2 when something must be mended before a run can start.")
@@ -45,7 +35,9 @@ class Finding:
 )
 @output_option
 def doctor(root: Path, output: str) -> int:
-    found = [*_python(), *_gpus(), *_disk(root), *_sockets(), *_runs(root), *_terminal()]
+    gpus = probe()
+    found = [*_python(), *_ray(), *_gpus(gpus), *calibration_findings(root / NAME, gpus), *_disk(root), *_sockets()]
+    found += [*_ports(), *_runs(root), *_terminal()]
     rows = [(f.verdict, f.what, f.found, f.hint) for f in found]
     document = [{"what": f.what, "verdict": f.verdict, "found": f.found, "hint": f.hint} for f in found]
     answer(output, document, table(("", "WHAT", "FOUND", "HINT"), rows))
@@ -68,8 +60,32 @@ def _python() -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _gpus() -> Iterator[Finding]:
-    gpus = probe()
+def _ray() -> Iterator[Finding]:
+    if missing(("ray",)):
+        return  # said above
+    import importlib.metadata
+
+    joined = os.environ.get("HEXCTL_RAY_ADDRESS")
+    how = f"the cluster at {joined} is joined" if joined else "a run starts a cluster of its own"
+    yield Finding(what="Ray", verdict="ok", found=f"{importlib.metadata.version('ray')}; {how}")
+
+
+def _ports() -> Iterator[Finding]:
+    """Whether a port of this machine's own can be had, as Ray needs several."""
+    import socket
+
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as s:
+            s.bind(("127.0.0.1", 0))
+            s.listen(1)
+    except OSError as e:
+        hint = "Ray needs ports on the loopback interface: is it up, and are ports left?"
+        yield Finding(what="ports on 127.0.0.1", verdict="fault", found=e.strerror or str(e), hint=hint)
+        return
+    yield Finding(what="ports on 127.0.0.1", verdict="ok", found="free ones can be had")
+
+
+def _gpus(gpus: Gpus) -> Iterator[Finding]:
     if gpus.count is None:
         yield Finding(what="NVIDIA driver", verdict="fault", found=gpus.reason, hint="nvidia-smi; dmesg")
         return
@@ -79,7 +95,8 @@ def _gpus() -> Iterator[Finding]:
         return
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     limit = f", CUDA_VISIBLE_DEVICES={seen}" if seen is not None else ""
-    yield Finding(what="NVIDIA driver", verdict="ok", found=f"{gpus.count} GPUs{limit}")
+    driver = f", driver {gpus.driver}" if gpus.driver else ""
+    yield Finding(what="NVIDIA driver", verdict="ok", found=f"{gpus.count} GPUs{limit}{driver}")
 
 
 def _disk(root: Path) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import click
 from hexctl.cli.commands import plan_market
 from hexctl.cli.commands.plan_export import answer_exported
 from hexctl.cli.commands.plan_whatif import answer_explained, answer_infeasible, answer_what_if
-from hexctl.cli.exits import Exit, Progress
+from hexctl.cli.exits import Exit, Progress, say
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, load, output_option, seconds, set_option, stdout_kept_pure
 from hexctl.cli.render.plan import comparison_text, plan_document, plan_text
@@ -48,6 +48,12 @@ from planner.solution import Feasible, Infeasible, Solution
     metavar="KEY=VALUE,...",
     help="Compare with the plan under changes: add=8xL40S, remove=node3, eta=8, kv=keep, update=overlapped, price.H20=1.2.",
 )
+@click.option(
+    "--calibration",
+    metavar="FILE",
+    help='Count with what hexctl profile measured; "none": with nothing measured here. Default: planner.calibration of '
+    "the configuration, else calibration.json in its run.root.",
+)
 @click.option("--explain", is_flag=True, help="Add what holds the plan back and what single changes would give.")
 @set_option
 @output_option
@@ -61,6 +67,7 @@ def plan(
     target: str | None,
     what_if: str | None,
     explain: bool,
+    calibration: str | None,
     settings: tuple[str, ...],
     output: str,
     **asked: Any,
@@ -76,7 +83,7 @@ def plan(
     loaded = load(config, settings)
     limit_s = seconds(solve_time, where="--solve-time") if solve_time else loaded.config.planner.solve_time
     with stdout_kept_pure():
-        problem = problem_of(loaded.config)
+        problem = problem_of(loaded.config, calibration)
     if money:
         if evaluations:
             raise click.UsageError("--evaluations is about one fleet: leave it out where mixes are chosen")
@@ -108,12 +115,20 @@ def plan(
     return Exit.FINE
 
 
-def problem_of(config: Any) -> Problem:
-    """The planner's problem for a configuration as it is written: no device is looked for."""
+def problem_of(config: Any, calibration: str | None = None) -> Problem:
+    """The planner's problem for a configuration as it is written: no device is looked for. `calibration`: as --calibration."""
     from planner.model import load_model_spec
+    from runtime.config.calibration import calibration_file, load_calibration
     from runtime.config.problem import cluster_from_config, problem_from_config
 
-    return problem_from_config(config, cluster_from_config(config), load_model_spec(Path(config.model.path)))
+    file = calibration_file(config, named=calibration)
+    measured = None
+    if file is not None:
+        measured = load_calibration(file)
+        named = [t.kind for t in measured.kinds]
+        say(f"counting with {file}: {', '.join(named) or 'no kinds'}")
+    model = load_model_spec(Path(config.model.path))
+    return problem_from_config(config, cluster_from_config(config), model, calibration=measured)
 
 
 def _timed(problem: Problem, scheduler: str, limit_s: float, evaluations: int | None) -> tuple[Solution, float]:

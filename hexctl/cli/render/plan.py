@@ -51,7 +51,11 @@ def _placement(p: Placement) -> dict[str, Any]:
         "role": p.role, "kind": p.kind, "devices": list(p.devices), "tp": p.tp, "pp": p.pp, "dp": p.dp,
         "rate_tokens_per_s": p.rate_tokens_per_s, "max_running": p.max_running, "share": p.share,
         "stages": [
-            {"kind": s.kind, "devices": list(s.devices), "tp": s.tp, "dp": s.dp, "layers": s.layers} for s in p.stages
+            {
+                "kind": s.kind, "devices": list(s.devices), "tp": s.tp, "dp": s.dp, "layers": s.layers,
+                "token_shares": list(s.token_shares),
+            }
+            for s in p.stages
         ],
     }  # fmt: skip
 

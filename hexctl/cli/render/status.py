@@ -3,7 +3,7 @@
 from typing import Any
 
 from hexctl.cli.render.text import DASH, duration, money, number, pairs, share, size, table
-from runtime.api.wire import DeviceRow, Snapshot
+from runtime.api.wire import CalibrationRow, DeviceRow, Snapshot
 
 _FLOW = (
     "version", "eta", "staleness_mean", "staleness_p95", "staleness_max", "reward_mean", "generated_tokens",
@@ -33,6 +33,9 @@ def status_document(s: Snapshot) -> dict[str, Any]:
         "infeasible": s.infeasible,
         "blocked": s.migration.blocked,
         "problems": list(s.problems),
+        "calibration": [
+            {name: getattr(r, name) for name in CalibrationRow.__dataclass_fields__} for r in s.calibration
+        ],
     }
 
 
@@ -63,7 +66,17 @@ def status_text(s: Snapshot) -> str:
         (n, v) for n, v in (("migration", running), ("blocked", s.migration.blocked), ("infeasible", s.infeasible)) if v
     ]
     rows += [("problem", p) for p in s.problems]
+    rows += [(f"{r.kind} {r.role}", _calibration_line(r)) for r in s.calibration]
     return "\n".join([*lines, pairs(rows)])
+
+
+def _calibration_line(r: CalibrationRow) -> str:
+    running = "" if r.running is None else f" at {number(r.running, 1)} running"
+    return (
+        f"measured {number(r.measured_tokens_per_s)} tok/s a device{running}, model {number(r.modelled_tokens_per_s)}; "
+        f"step {duration(r.measured_step_s)}, model {duration(r.modelled_step_s)}; "
+        f"the next plan counts with x {r.factor:.2f} ({number(r.samples)} samples)"
+    )
 
 
 def _plan_line(s: Snapshot) -> str:
@@ -111,18 +124,19 @@ def gpus_text(s: Snapshot) -> str:
         "°C",
         "TOK/S",
         "vs MODEL",
+        "DRIFT",
         "$/Mtok",
         "v",
         "AGE",
         "NOTE",
     )
-    return table(headers, [_row(d) for d in s.devices], right=(5, 6, 7, 8, 9, 10, 11, 12, 13))
+    return table(headers, [_row(d) for d in s.devices], right=(5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
 
 
 def _row(d: DeviceRow) -> tuple[str, ...]:
-    drift = None
+    against = None
     if d.tokens_per_s is not None and d.predicted_tokens_per_s:
-        drift = d.tokens_per_s / d.predicted_tokens_per_s - 1
+        against = d.tokens_per_s / d.predicted_tokens_per_s - 1
     memory = DASH if d.memory_used_bytes is None else size(d.memory_used_bytes)
     if d.memory_used_bytes is not None and d.memory_total_bytes is not None:
         memory += f"/{size(d.memory_total_bytes)}"
@@ -133,6 +147,7 @@ def _row(d: DeviceRow) -> tuple[str, ...]:
         marks.append("paced")
     return (
         d.display, d.kind, d.role, d.status, d.replica or DASH, share(d.util_share), memory, number(d.power_w, 0, " W"),
-        number(d.temperature_c), number(d.tokens_per_s), DASH if drift is None else f"{100 * drift:+.0f} %",
+        number(d.temperature_c), number(d.tokens_per_s), DASH if against is None else f"{100 * against:+.0f} %",
+        DASH if d.drift_factor is None else f"{100 * (d.drift_factor - 1):+.0f} %",
         DASH if d.usd_per_mtok is None else f"{d.usd_per_mtok:.2f}", number(d.version), duration(d.age_s), ", ".join(marks),
     )  # fmt: skip

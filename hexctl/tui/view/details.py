@@ -40,7 +40,10 @@ def device_details(s: Snapshot, device_id: str, ctx: Context, width: int) -> tup
         _pair("temperature", n.NA if d.temperature_c is None else f"{n.grouped(d.temperature_c)} °C"),
         (),
         _pair("tokens", n.tokens_per_s(d.tokens_per_s)),
-        _pair("predicted", n.tokens_per_s(d.predicted_tokens_per_s)),
+        _pair("predicted by the plan", n.tokens_per_s(d.predicted_tokens_per_s)),
+        _pair("modelled at its batch", n.tokens_per_s(d.modelled_tokens_per_s)),
+        _pair("drift from its peers", n.NA if d.drift_factor is None else n.signed_percent(d.drift_factor - 1)),
+        _pair("calibration", _calibration(d, s)),
         _pair("price", n.dollars_per(d.usd_per_h, "h")),
         _pair("cost", n.dollars_per(d.usd_per_mtok, "Mtok")),
         _pair("age of the data", n.age(age)),
@@ -54,6 +57,11 @@ def device_details(s: Snapshot, device_id: str, ctx: Context, width: int) -> tup
             told = event_line(e, s, ctx)
             out += wrap(f"{told.time} {told.message}", width)
     return clean(d.display), tuple(out)
+
+
+def _calibration(d: DeviceRow, s: Snapshot) -> str:
+    row = next((r for r in s.calibration if (r.kind, r.role) == (d.kind, d.role)), None)
+    return n.NA if row is None else f"x {row.factor:.2f} for {clean(d.kind)} ({row.role}), {row.samples} samples"
 
 
 def _memory(d: DeviceRow) -> str:

@@ -63,6 +63,7 @@ class FleetRow:
     temperature_c: float | None
     tokens_per_s: float | None
     against_model: float | None  # share above (+) or below (-) the prediction
+    drift: float | None  # share above (+) or below (-) its peers
     usd_per_mtok: float | None
     running: int | None
     slots: int | None
@@ -111,6 +112,7 @@ def _row(d: DeviceRow, ctx: Context, history: History) -> FleetRow:
         temperature_c=d.temperature_c,
         tokens_per_s=d.tokens_per_s,
         against_model=against,
+        drift=None if d.drift_factor is None else d.drift_factor - 1,
         usd_per_mtok=d.usd_per_mtok,
         running=d.running,
         slots=d.slots,
@@ -195,6 +197,11 @@ def _power(r: FleetRow, _: int) -> Line:
     return _text(n.NA if r.power_w is None else f"{n.grouped(r.power_w)} W")
 
 
+def _drift(r: FleetRow, _: int) -> Line:
+    tone: Tone = "warn" if r.drift is not None and r.drift <= -0.1 else "text"
+    return _text(n.signed_percent(r.drift), tone)
+
+
 def _version(r: FleetRow, _: int) -> Line:
     return _text(n.NA if r.version is None else str(r.version))
 
@@ -240,6 +247,7 @@ def _columns(w: Widths) -> tuple[Column, ...]:
         Column("rate", "TOK/S", 15, 96, "left", _rate, lambda r: r.tokens_per_s),
         Column("cost", "$/Mtok", 7, 55, "right", lambda r, _: _text(n.grouped(r.usd_per_mtok, 2)), lambda r: r.usd_per_mtok),
         Column("against", "vs MODEL", 8, 95, "right", _against, lambda r: r.against_model),
+        Column("drift", "DRIFT", 6, 35, "right", _drift, lambda r: r.drift),
         Column("version", "v", 4, 62, "right", _version, lambda r: None if r.version is None else float(r.version)),
         Column("age", "AGE", 6, 65, "right", lambda r, _: _text(n.age(r.age_s), "dim"), lambda r: r.age_s),
         Column("note", "NOTE", w.note, 30, "left", lambda r, _: _text(r.note, "dim"), lambda r: r.note or None),

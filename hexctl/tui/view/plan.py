@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from hexctl.tui.view import numbers as n
+from hexctl.tui.view.calibration import calibration_lines
 from hexctl.tui.view.context import Context
 from hexctl.tui.view.text import Line, Span, Tone, beside, clean, clip, line, pad, rule, width_of, wrap
 from planner.record import record
@@ -70,6 +71,8 @@ def plan_lines(s: Snapshot, width: int, height: int, ctx: Context) -> tuple[Line
     else:
         out += [*table, (), *_figures(s, inner)]
     out += [(), *_why(s, inner), (), *_migration(s, inner)]
+    if s.calibration:
+        out += [(), *calibration_lines(s, inner)]
     return tuple((Span(" "), *clip(x, inner)) for x in out)
 
 

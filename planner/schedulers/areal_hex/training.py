@@ -16,7 +16,8 @@ from planner.cost.training import StageShape, TrainerCost, TrainerShape
 from planner.placing import StageLayout
 from planner.plan import Task
 from planner.record import record
-from planner.space import BlockShape, DeviceClass, block_shapes
+from planner.schedulers.mixed import mixed_stage
+from planner.space import BlockShape, DeviceClass, block_shapes, is_mixed
 
 _FEW_MACHINES = 3  # up to so many of a kind, every order of them along a pipeline is tried
 
@@ -145,6 +146,10 @@ def _lay_out(
     used = tuple(n - rest for n, rest in zip(counts, left, strict=True))
     if any(used[i] < len(c.must_train) for i, c in enumerate(classes)):
         return None
+    if is_mixed(blocks):
+        ranks = [ix for _, ix in by_stage]
+        mixed = mixed_stage(columns, classes, blocks, ranks, tasks=tasks, beside_bytes=beside_bytes)
+        return None if mixed is None else Trainer(stages=mixed.stages, cost=mixed.cost, used=mixed.used)
     layers = columns.split(blocks, tasks)
     if layers is None:
         return None

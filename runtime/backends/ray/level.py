@@ -8,8 +8,8 @@ from runtime.backends.ray.actors.identity import ActorLevel
 from runtime.backends.ray.calls import Answer, age
 from runtime.backends.ray.executor import BodyNote
 from runtime.backends.ray.names import BodyName
-from runtime.core.observation import ReplicaPhase, ReplicaSeen, TrainerPhase, TrainerSeen
-from runtime.rl.types import FlowStatus, ReplicaStatus
+from runtime.core.observation import ReplicaPhase, ReplicaSeen, TrainerPhase, TrainerSeen, Work
+from runtime.rl.types import EngineStats, FlowStatus, ReplicaStatus
 
 FRESH_S = 3.0  # a body that was heard of within this time is not unknown
 
@@ -68,6 +68,16 @@ def replica_level(seen: BodySeen, flow: FlowStatus | None, flow_age_s: float | N
         age_s=exchange_age,
         leased=row.leased if row is not None else 0,
         reason=why or "",
+        work=None if stats is None else _decoded(stats),
+    )
+
+
+def _decoded(stats: EngineStats) -> Work:
+    return Work(
+        busy_s=stats.busy_s,
+        steps=stats.decode_steps,
+        tokens=stats.decoded_tokens,
+        prefill_tokens=stats.prefill_tokens,
     )
 
 
@@ -125,4 +135,5 @@ def trainer_level(
         pid=level.pid if level is not None else None,
         age_s=None if mine is None or mine.trainer_age_s is None else mine.trainer_age_s + (flow_age_s or 0.0),
         reason=why or "",
+        work=level.gauge.work if level is not None else None,
     )

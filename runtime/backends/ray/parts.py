@@ -8,6 +8,7 @@ from runtime.backends.ray.actors.host import Ready, set_threads
 from runtime.backends.ray.actors.identity import Gauge, Identity
 from runtime.backends.ray.actors.ports import RayFlowClient, RayTrainerFlow
 from runtime.config.schema import Config
+from runtime.core.observation import Work
 from runtime.errors import ConfigError
 from runtime.paths import RunPaths
 from runtime.rl.counter import TokenCounter
@@ -17,6 +18,7 @@ from runtime.rl.types import RunLimits
 
 if TYPE_CHECKING:
     from runtime.rl.rollout import ReplicaLevel
+    from runtime.rl.train.loop import TrainerLevel
 
 
 def pacing_of(me: Identity, config: Config) -> KindPacing | None:
@@ -104,6 +106,11 @@ def trainer(me: Identity, config: Config, paths: RunPaths, ready: Ready) -> str:
         weights=paths.weights,
         eta=config.algorithm.bound,
         pace=pace,
-        on_ready=lambda: ready(lambda: Gauge(host_lag_share=loop.level().lag_share, detail=loop.level().waits_for)),
+        on_ready=lambda: ready(lambda: _trainer_gauge(loop.level())),
     )
     return loop.run()
+
+
+def _trainer_gauge(level: "TrainerLevel") -> Gauge:
+    work = Work(busy_s=level.busy_s, steps=level.steps, tokens=level.busy_tokens)
+    return Gauge(host_lag_share=level.lag_share, detail=level.waits_for, work=work)

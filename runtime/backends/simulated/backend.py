@@ -15,6 +15,7 @@ from runtime.core.observation import (
     ReplicaSeen,
     TrainerPhase,
     TrainerSeen,
+    Work,
 )
 from runtime.rl.types import EngineStats, FlowStatus, ReplicaStatus, WeightsRef
 
@@ -55,6 +56,7 @@ class SimulatedBackend:
         self._generated = self._trained = 0.0
         self._open = True  # admission
         self._decoded: dict[tuple[str, int], float] = {}
+        self._busy_s: dict[tuple[str, int], float] = {}  # of replicas and trainers
 
     def observe(self, now_s: float) -> Observation:
         """Advance the fleet to `now_s` and say what is there."""
@@ -93,9 +95,21 @@ class SimulatedBackend:
         for x in serving:
             tokens = share * dt_s * b.rollout_tokens_per_s
             self._decoded[x.id, x.epoch] = self._decoded.get((x.id, x.epoch), 0.0) + tokens
+            self._busy_s[x.id, x.epoch] = self._busy_s.get((x.id, x.epoch), 0.0) + share * dt_s
             self._generated += tokens
-        if any(self._works(x) and x.trains for x in self.fleet.bodies.values()):
-            self._trained = min(self._generated, self._trained + dt_s * b.train_tokens_per_s)
+        trainer = next((x for x in self.fleet.bodies.values() if self._works(x) and x.trains), None)
+        if trainer is not None:
+            before = self._trained
+            self._trained = min(self._generated, before + dt_s * b.train_tokens_per_s)
+            key, tokens = (trainer.id, trainer.epoch), self._trained - before
+            self._decoded[key] = self._decoded.get(key, 0.0) + tokens
+            self._busy_s[key] = self._busy_s.get(key, 0.0) + tokens / b.train_tokens_per_s
+
+    def _work(self, b: SimBody, tokens_per_step: float) -> Work:
+        tokens = self._decoded.get((b.id, b.epoch), 0.0)
+        steps = math.floor(tokens / tokens_per_step)
+        busy_s = self._busy_s.get((b.id, b.epoch), 0.0)
+        return Work(busy_s=busy_s, steps=steps, tokens=math.floor(tokens))
 
     @staticmethod
     def _works(b: SimBody) -> bool:
@@ -134,6 +148,7 @@ class SimulatedBackend:
             age_s=self._age_s(b, now_s),
             leased=self._leased(b),
             reason=b.reason,
+            work=self._work(b, self._behaviour.slots),
         )
 
     def _leased(self, b: SimBody) -> int:
@@ -153,6 +168,7 @@ class SimulatedBackend:
             pid=b.pid,
             age_s=self._age_s(b, now_s),
             reason=b.reason,
+            work=self._work(b, self._behaviour.tokens_per_step),
         )
 
     def _version(self) -> int:

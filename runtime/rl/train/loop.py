@@ -78,6 +78,9 @@ class TrainerLevel:
     waits_for: str = ""
     age_s: float = 0.0  # since the loop last moved
     failure: str = ""
+    steps: int = 0  # made here
+    busy_s: float = 0.0  # of those steps, their whole cycle: gradients to publication, pace included, no wait for data
+    busy_tokens: int = 0  # prompt and response tokens of those steps
 
 
 class TrainerLoop:
@@ -110,6 +113,7 @@ class TrainerLoop:
         self._cycles: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)  # (seconds, tokens)
         self._step_s: float | None = None
         self._publish_s = 0.0
+        self._steps, self._busy_s, self._busy_tokens = 0, 0.0, 0
 
     def run(self) -> str:
         """Train until flow or `stop` ends it; returns how it ended. What goes wrong is raised, and said in the level."""
@@ -143,6 +147,9 @@ class TrainerLoop:
             waits_for=self._waits_for,
             age_s=max(0.0, self._clock() - self._moved_at),
             failure=self._failure,
+            steps=self._steps,
+            busy_s=self._busy_s,
+            busy_tokens=self._busy_tokens,
         )
 
     def _start(self) -> None:
@@ -203,7 +210,13 @@ class TrainerLoop:
             "batch_tokens": float(tokens),
         }
         self._settle(batch, metrics)
-        self._cycles.append((self._clock() - started, tokens))
+        cycle_s = self._clock() - started
+        self._cycles.append((cycle_s, tokens))
+        self._steps, self._busy_s, self._busy_tokens = (
+            self._steps + 1,
+            self._busy_s + cycle_s,
+            self._busy_tokens + tokens,
+        )
 
     def _settle(self, batch: TrainBatch, metrics: StepMetrics) -> None:
         applied = Applied(step=batch.step, ids_hash=batch.ids_hash, trainer_epoch=self._epoch, metrics=metrics)

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from planner.record import record
+from runtime.core.observation import Work
 
 ActorPhase = Literal["starting", "running", "ended", "failed"]
 
@@ -42,6 +43,7 @@ class Gauge:
 
     host_lag_share: float | None = None  # paced: how far behind its clock
     detail: str = ""
+    work: Work | None = None  # of a trainer; replicas tell flow
 
 
 @record

@@ -1,0 +1,1 @@
+"""The cost model against measurements that others made: `python -m benchmarks.validation [RAW_FOLDER]`."""

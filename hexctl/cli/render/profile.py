@@ -1,0 +1,77 @@
+"""A profile's document as text. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hexctl.cli.render.text import DASH, duration, number, size, table
+
+
+def profile_text(document: Mapping[str, Any]) -> str:
+    """What was measured, or would be, node by node; then the figures by kind."""
+    lines = _agenda_lines(document) if document["dry_run"] else _kind_lines(document)
+    for node in document["nodes"]:
+        if node["failure"]:
+            lines.append(f"{node['node']} is left out: {node['failure']}")
+        lines += [f"{node['node']}: {note}" for note in node["notes"]]
+    lines += document["notes"]
+    if not document["dry_run"] and document["file"] is not None:
+        lines += ["", f"written to {document['file']}; hexctl plan and hexctl up count with it"]
+    return "\n".join(lines)
+
+
+def _agenda_lines(document: Mapping[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for node in document["nodes"]:
+        rows = [(i["kind"], i["what"], f"{i['seconds']:.0f} s") for i in node["items"]]
+        lines += [f"{node['node']}: {len(rows)} items, about {node['expected_s']:.0f} s", ""]
+        lines += [table(("KIND", "WHAT", "ABOUT"), rows, right=(2,)), ""]
+    return lines
+
+
+def _kind_lines(document: Mapping[str, Any]) -> list[str]:
+    if not document["kinds"]:
+        return ["nothing was measured"]
+    headers = ("KIND", "HOW", "POINTS", "MATMUL", "COPY", "DECODE ATTN", "ALL-REDUCE", "DEVICE")
+    rows = [
+        (
+            k["kind"], k["how"], number(k["points"]), _flops(k["gemm_flops"]), _rate(k["copy_bytes_per_s"]),
+            _rate(k["decode_attention_bytes_per_s"]), _reduce(k), k["device"],
+        )
+        for k in document["kinds"]
+    ]  # fmt: skip
+    rates = [
+        (k["kind"], e["model"], f"{e['phase']} at {number(e['running'])}", number(e["tokens_per_s"]))
+        for k in document["kinds"]
+        for e in k["engine"]
+    ]
+    rates += [
+        (k["kind"], r["model"], "training", number(r["tokens_per_s"])) for k in document["kinds"] for r in k["trainer"]
+    ]
+    lines = [table(headers, rows, right=(2, 3, 4, 5, 6))]
+    if rates:
+        lines += ["", table(("KIND", "MODEL", "WORK", "TOKENS/S"), rates, right=(3,))]
+    links = [
+        (k["kind"], path.replace("_", " "), _rate(v))
+        for k in document["kinds"]
+        for path, v in k["links_bytes_per_s"].items()
+    ]
+    if links:
+        lines += ["", table(("KIND", "LINK", "BYTES/S"), links, right=(2,))]
+    took = [n["seconds"] for n in document["nodes"] if n["seconds"] is not None]
+    return [*lines, "", f"measured in {duration(max(took))}" if took else ""]
+
+
+def _flops(value: float | None) -> str:
+    if value is None:
+        return DASH
+    return f"{value / 1e12:,.1f} TFLOP/s" if value >= 1e12 else f"{value / 1e9:,.1f} GFLOP/s"
+
+
+def _rate(value: float | None) -> str:
+    return DASH if value is None else f"{size(value)}/s"
+
+
+def _reduce(kind: Mapping[str, Any]) -> str:
+    if kind["all_reduce_bytes_per_s"] is None:
+        return DASH
+    return f"{_rate(kind['all_reduce_bytes_per_s'])} over {kind['all_reduce_ranks']}"

@@ -1,0 +1,216 @@
+"""What was measured on a device kind, as values: one point a row, shapes in whole numbers, results in SI units.
+
+Kernel times are of one device. Collectives and links belong to the machine they were measured on: the same card in
+another machine has other ones, so nothing here is ever carried over from one kind to another.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+from planner.errors import InvalidInput
+from planner.record import record
+
+How = Literal["measured", "paced", "simulated"]
+CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
+Path = Literal["host_to_device", "device_to_host", "peer", "node_to_node"]
+Phase = Literal["decode", "prefill"]
+
+
+def _checked(point: object) -> None:
+    """Whole numbers at least 1, results finite and positive; the error names the point and the field."""
+    for field in dataclasses.fields(point):  # type: ignore[arg-type]
+        value = getattr(point, field.name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if not (math.isfinite(value) and value > 0):
+            raise InvalidInput(f"{type(point).__name__}.{field.name} must be positive", got=value, expected="> 0")
+
+
+@record
+class GemmPoint:
+    """C[m, n] = A[m, k] B[k, n] on one device."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str  # of A and B: "bf16", "fp8", "fp32"
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _checked(self)
+
+
+@record
+class PrefillPoint:
+    """Causal attention of one layer over `batch` prompts of `tokens` each; heads are those on one device."""
+
+    batch: int
+    tokens: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    seconds: float
+    dtype: str = "bf16"
+
+    def __post_init__(self) -> None:
+        _checked(self)
+
+
+@record
+class DecodePoint:
+    """Attention of one layer for one new token of each of `batch` samples with `context` tokens each."""
+
+    batch: int
+    context: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    seconds: float
+    dtype: str = "bf16"  # of the KV cache
+
+    def __post_init__(self) -> None:
+        _checked(self)
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes of KV cache read."""
+        width = {"fp8": 1, "fp32": 4}.get(self.dtype, 2)
+        return 2.0 * self.batch * self.context * self.kv_heads * self.head_dim * width
+
+
+@record
+class CollectivePoint:
+    """A collective over `ranks` devices, `nodes` machines of them.
+
+    `size_bytes` is the whole tensor: what a rank holds after an all-gather and before a reduce-scatter.
+    """
+
+    op: CollectiveOp
+    ranks: int
+    size_bytes: float
+    seconds: float
+    nodes: int = 1
+
+    def __post_init__(self) -> None:
+        _checked(self)
+
+
+@record
+class CopyPoint:
+    """A copy inside device memory: bytes copied, and bytes read plus bytes written a second."""
+
+    size_bytes: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        _checked(self)
+
+
+@record
+class LinkPoint:
+    """A transfer of so many bytes, one way. `streams`: how many ran at once, `bytes_per_s` all together."""
+
+    path: Path
+    size_bytes: float
+    bytes_per_s: float
+    streams: int = 1
+    latency_s: float | None = None  # of an empty message; None: not measured
+    to: str = ""  # kind at the other end of a node-to-node link; empty: the same
+
+    def __post_init__(self) -> None:
+        _checked(self)
+
+
+@record
+class EngineRate:
+    """Tokens a second that the inference engine reached, all running samples and all devices of the replica together."""
+
+    phase: Phase
+    model: str
+    params: int  # of the model
+    tp: int
+    running: int  # samples decoded (or prompts prefilled) at once
+    context: int  # mean tokens of context while it ran (prefill: tokens of a prompt)
+    tokens_per_s: float
+    pp: int = 1
+
+    def __post_init__(self) -> None:
+        _checked(self)
+
+
+@record
+class TrainerRate:
+    """Tokens a second that the trainer reached, all devices together, optimiser included."""
+
+    model: str
+    params: int
+    devices: int
+    sequence_tokens: int
+    micro_batch: int  # sequences
+    recompute: bool
+    tokens_per_s: float
+    tp: int = 1
+    pp: int = 1
+
+    def __post_init__(self) -> None:
+        _checked(self)
+
+
+@record
+class Provenance:
+    """Where figures come from. `how` is never left out: a paced or simulated figure is labelled as one."""
+
+    source: str  # who or what measured: a command, a publication with its commit
+    how: How
+    device: str = ""  # name as the driver gives it
+    host: str = ""  # the machine whose links and collectives these are; empty: not told
+    driver: str = ""
+    torch: str = ""
+    measured_on: str = ""  # date, ISO 8601 as text
+
+    def __post_init__(self) -> None:
+        if not self.source:
+            raise InvalidInput("provenance.source is empty", expected="who or what measured")
+
+
+@record
+class KindTables:
+    """All measured points of one device kind."""
+
+    kind: str
+    provenance: Provenance
+    gemm: tuple[GemmPoint, ...] = ()
+    prefill: tuple[PrefillPoint, ...] = ()
+    decode: tuple[DecodePoint, ...] = ()
+    collectives: tuple[CollectivePoint, ...] = ()
+    hbm_copy: tuple[CopyPoint, ...] = ()
+    links: tuple[LinkPoint, ...] = ()
+    engine: tuple[EngineRate, ...] = ()
+    trainer: tuple[TrainerRate, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.kind:
+            raise InvalidInput("tables without a device kind", expected="a name, such as H100")
+
+
+@record
+class Calibration:
+    """Measured tables by device kind. The cost model prefers them to the tables that come with the package."""
+
+    kinds: tuple[KindTables, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [t.kind for t in self.kinds]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidInput("two tables for one device kind", where="calibration.kinds", got=name)
+
+    def of(self, kind: str) -> KindTables | None:
+        """The tables of a kind; None where it was not measured."""
+        return next((t for t in self.kinds if t.kind == kind), None)
+
+    def merged(self, newer: "Calibration") -> "Calibration":
+        """These tables with those of `newer` in place of the ones it has too."""
+        kept = tuple(t for t in self.kinds if newer.of(t.kind) is None)
+        return Calibration(kinds=kept + newer.kinds)

@@ -1,0 +1,130 @@
+"""Shapes of groups of tasks as arrays: blocks, how their layers are divided, and the parts of equal stages they fall into.
+
+A shape is one block or two in pipeline: `pp` stages of one kind each, of `dp` groups of `tp` devices. The stages of a shape
+differ in their layers, in what lies next to them and in what the first and the last hold, and so fall into at most eight
+*parts* of equal stages: of the first block its first stage, those in the middle with one layer more, those with one less, its
+last; and so of the second block. Arrays have one row a part and one column a shape.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cluster import Link
+from planner.cost.training import split_layers
+from planner.record import record
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int_]
+Bools = NDArray[np.bool_]
+PARTS = 8
+
+
+@record
+class Block:
+    """One block of many shapes."""
+
+    kind: str
+    tp: Ints
+    dp: Ints
+    pp: Ints
+    weight: Array  # FLOP/s of one stage, for dividing the layers
+    skew: Array  # tokens of the fullest DP rank over the mean
+    nodes: Ints  # machines a stage spans
+    local: Link
+    remote: Link | None  # the slowest link of a stage that spans machines
+    inner: Link  # between stages of the block
+
+    def take(self, at: NDArray[np.int_] | Bools) -> "Block":
+        """Some of the shapes."""
+        arrays = {n: getattr(self, n)[at] for n in ("tp", "dp", "pp", "weight", "skew", "nodes")}
+        return dataclasses.replace(self, **arrays)
+
+
+@record
+class Hop:
+    """The best link by which each shape leaves a machine, or a region, that does not hold it; infinitely fast where one does."""
+
+    latency_s: Array
+    bytes_per_s: Array
+
+    @property
+    def leaves(self) -> Bools:
+        """Which shapes do."""
+        return np.isfinite(self.bytes_per_s)
+
+
+@record
+class Parts:
+    """The parts of every shape: rows of eight, by columns."""
+
+    count: Ints  # stages in the part; 0 where there is none
+    index: Ints  # the first of them, from the front
+    layers: Ints
+    waits: Array  # crossings of one sample's worth: multiples are added by task
+    first: Bools
+    last: Bools
+
+
+def divided(first: Block | None, second: Block, layers: int, head_layers: float) -> tuple[Ints, ...]:
+    """`split_layers` for every shape: (layers of a stage of the first block, how many of its stages have one more, the same
+    for the second block without its last stage, layers of the last stage, 0 where there are more stages than layers)."""
+    na = np.zeros_like(second.pp) if first is None else first.pp
+    nb = second.pp
+    wa = np.zeros_like(second.weight) if first is None else first.weight
+    total = na * wa + nb * second.weight
+    xa, xb = (layers + head_layers) * wa / total, (layers + head_layers) * second.weight / total
+    xl = xb - head_layers
+    ideal = np.stack([xa, xb, xl])
+    out = np.maximum(1, np.floor(ideal + 1e-9)).astype(int)
+    size = np.stack([na, nb - 1, np.ones_like(nb)])
+    rest = layers - (out * size).sum(axis=0)
+    order = np.argsort(-np.round(ideal - out, 9), axis=0, kind="stable")
+    more = np.zeros_like(out)
+    columns = np.arange(len(nb))
+    for place in range(3):
+        row = order[place]
+        given = np.clip(rest, 0, size[row, columns])
+        more[row, columns] = given
+        rest = rest - given
+    last = out[2] + more[2]
+    for i in np.flatnonzero((na + nb <= layers) & (rest < 0)):  # rare: stages whose share is less than a layer
+        weights = [float(wa[i])] * int(na[i]) + [float(second.weight[i])] * int(nb[i])
+        plain = split_layers(layers, weights, head_layers)
+        assert plain is not None, "there are no more stages than layers"
+        for row, stages in ((0, plain[: na[i]]), (1, plain[na[i] : -1])):
+            out[row, i], more[row, i] = min(stages, default=1), sum(n > min(stages) for n in stages)
+        last[i] = plain[-1]
+    last = np.where(na + nb <= layers, last, 0)
+    return out[0], more[0], out[1], more[1], last
+
+
+def parts_of(first: Block | None, second: Block, split: Sequence[Ints]) -> Parts:
+    """The parts; `waits` holds, for the three kinds of border (in the first block, between, in the second), how many each
+    part touches."""
+    la, ma, lb, mb, ll = split
+    na = np.zeros_like(second.pp) if first is None else first.pp
+    nb, zero = second.pp, np.zeros_like(second.pp)
+    n = na + nb
+    between_a, between_b = np.clip(na - 2, 0, None), np.clip(nb - 2, 0, None)
+    mid_a, mid_b = np.clip(ma - 1, 0, between_a), np.clip(mb - 1, 0, between_b)
+    count = np.stack(
+        [
+            (na >= 1) * 1, mid_a, between_a - mid_a, (na >= 2) * 1, (nb >= 2) * 1, mid_b, between_b - mid_b, zero + 1,
+        ]
+    )  # fmt: skip
+    index = np.stack([zero, zero + 1, np.maximum(1, ma), na - 1, na, na + 1, na + np.maximum(1, mb), n - 1])
+    layers = np.stack([la + (ma >= 1), la + 1, la, la + (ma >= na), lb + (mb >= 1), lb + 1, lb, ll])
+    border_a = np.stack([na >= 2, zero + 2, zero + 2, zero + 1, zero, zero, zero, zero])
+    between = np.stack([(na == 1) & (nb >= 1), zero, zero, zero + 1, na >= 1, zero, zero, (nb == 1) & (na >= 1)])
+    border_b = np.stack([zero, zero, zero, zero, zero + 1, zero + 2, zero + 2, nb >= 2])
+    return Parts(
+        count=count,
+        index=index,
+        layers=layers,
+        waits=np.stack([border_a, between, border_b]).astype(float),
+        first=index == 0,
+        last=index == n - 1,
+    )

@@ -1,0 +1,12 @@
+"""`python -m runtime.profile`."""
+
+import os
+import sys
+
+from runtime.profile.main import main
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of libraries must not keep a profile that is done

@@ -1,0 +1,161 @@
+"""Measures one machine: its agenda item by item, with progress. An item that fails is named and left out."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from planner.calibration import KindTables, Provenance
+from planner.errors import HexError
+from planner.record import record
+from runtime.config.schema import Config
+from runtime.profile.agenda import POINT_S, QUICK_POINT_S, Item, Machine, Order, agenda
+
+LIMIT_S = 170.0  # what is not begun by then is left out: a node takes less than three minutes
+QUICK_LIMIT_S = 60.0
+
+
+@record
+class Progress:
+    """How far a machine is."""
+
+    done: int
+    of: int
+    what: str  # being measured; "" when all is
+    left_s: float
+
+
+@record
+class Measured:
+    """What a machine showed. `notes`: what was left out, and why."""
+
+    host: str
+    tables: tuple[KindTables, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+
+def measure(
+    machine: Machine,
+    order: Order,
+    *,
+    config: Config | None,
+    today: str,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Measured:
+    """Work through the machine's agenda. `today`: ISO date for the tables. KeyboardInterrupt when told to stop."""
+    items = agenda(machine, order)
+    if machine.cards:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(c.uuid for c in machine.cards)  # before torch is imported
+    limit_s = QUICK_LIMIT_S if order.quick else LIMIT_S
+    began, notes = time.monotonic(), list(machine.notes)
+    found: dict[str, dict[str, tuple[Any, ...]]] = {}
+    for i, item in enumerate(items):
+        left_s = sum(x.seconds for x in items[i:])
+        on_progress(Progress(done=i, of=len(items), what=f"{item.what} ({item.kind})", left_s=left_s))
+        if should_stop():
+            raise KeyboardInterrupt
+        if time.monotonic() - began > limit_s:
+            notes.append(f"left out for want of time: {item.what} ({item.kind})")
+            continue
+        try:
+            points = _measured(item, machine, order, config, should_stop)
+        except (HexError, RuntimeError, OSError) as e:
+            text = str(e).strip().splitlines()
+            notes.append(f"left out: {item.what} ({item.kind}): {text[0] if text else type(e).__name__}")
+            continue
+        if should_stop():
+            raise KeyboardInterrupt
+        for table, more in points.items():
+            tables = found.setdefault(item.kind, {})
+            tables[table] = tables.get(table, ()) + more
+    on_progress(Progress(done=len(items), of=len(items), what="", left_s=0.0))
+    tables_ = tuple(KindTables(kind=k, provenance=_provenance(machine, k, order, today), **t) for k, t in found.items())
+    return Measured(host=machine.host, tables=tables_, notes=tuple(notes), seconds=time.monotonic() - began)
+
+
+def _measured(
+    item: Item, machine: Machine, order: Order, config: Config | None, should_stop: Callable[[], bool]
+) -> dict[str, tuple[Any, ...]]:
+    """Points of one item by table."""
+    budget_s = (QUICK_POINT_S if order.quick else POINT_S) * 0.7  # the rest is for making operands
+    if item.part == "collectives":
+        from runtime.profile.ranks import collectives
+
+        cards = [c.uuid for c in machine.cards if c.kind == item.kind][: item.ranks]
+        backend = "nccl" if cards else "gloo"
+        points = collectives(
+            item.sizes_bytes, item.ranks, backend, budget_s=budget_s, cards=cards, should_stop=should_stop
+        )
+        return {"collectives": points}
+    import torch
+
+    # A run presents a CPU as two devices that share its cores, and gives a paced device one.
+    torch.set_num_threads(1 if item.part == "paced" else max(1, machine.cores // 2))
+    device = torch.device(f"cuda:{item.card}" if machine.cards else "cpu")
+    if item.part in ("engine", "trainer", "paced"):
+        return _rates(item, device, order, config, should_stop)
+    from runtime.profile import kernels
+
+    try:
+        match item.part:
+            case "gemm":
+                return {"gemm": kernels.gemm(item.shapes, device, budget_s)}
+            case "copy":
+                return {"hbm_copy": kernels.copy(item.sizes_bytes, device, budget_s)}
+            case "prefill":
+                return {"prefill": kernels.prefill(item.shapes, device, budget_s)}
+            case "decode":
+                return {"decode": kernels.decode(item.shapes, device, budget_s)}
+            case "host_links":
+                return {"links": kernels.host_links(item.sizes_bytes, device, budget_s)}
+            case _:
+                second = next(i for i, c in enumerate(machine.cards) if c.kind == item.kind and i != item.card)
+                return {"links": kernels.peer(item.sizes_bytes, device, torch.device(f"cuda:{second}"), budget_s)}
+    finally:
+        _release(device)
+
+
+def _rates(
+    item: Item, device: Any, order: Order, config: Config | None, should_stop: Callable[[], bool]
+) -> dict[str, tuple[Any, ...]]:
+    from runtime.profile import workload
+
+    how: dict[str, Any] = {"seconds": item.seconds * 0.8, "quick": order.quick, "stop": should_stop}
+    try:
+        if item.part == "engine":
+            return {"engine": workload.engine_rates(item.model, device, **how)}
+        if item.part == "trainer":
+            return {"trainer": workload.trainer_rates(item.model, device, **how)}
+        assert config is not None, "a paced kind comes from a configuration"
+        engine, trainer = workload.paced_rates(config, item.kind, **how)
+        return {"engine": engine, "trainer": trainer}
+    finally:
+        _release(device)
+
+
+def _release(device: Any) -> None:
+    """Give a card's memory back to the next item."""
+    if device.type == "cuda":
+        import gc
+
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _provenance(machine: Machine, kind: str, order: Order, today: str) -> Provenance:
+    import torch
+
+    card = next((c for c in machine.cards if c.kind == kind), None)
+    return Provenance(
+        source="hexctl profile --quick" if order.quick else "hexctl profile",
+        how="paced" if kind in order.paced else "measured",
+        device=card.name if card is not None else "CPU",
+        host=machine.host,
+        driver=machine.driver,
+        torch=str(torch.__version__),
+        measured_on=today,
+    )

@@ -1,0 +1,301 @@
+"""All replicas at once: running samples as flat arrays, moved through windows of time.
+
+Every running sample of a replica gains one token a decode step, so a replica has one clock in tokens, V, and a sample that
+was leased at V0 with L tokens to go ends at V0 + L. A window turns seconds into tokens by the quadratic of
+`runtime.sim.speed`; what ends in it, and what takes its place, is exact in tokens. The one approximation is that a window's
+speed is that of the number running in its middle, as foreseen from the window before.
+"""
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.sim.groups import RING
+from runtime.sim.speed import Floats, ReplicaSpeed
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+PHASES = ("decode", "prefill", "update", "idle")
+INF = float("inf")
+
+
+@dataclasses.dataclass(slots=True)
+class Lane:
+    """One replica that serves. Its number is its place in the arrays of `Decoding`."""
+
+    name: str
+    speed: ReplicaSpeed
+    allowed: int  # samples it may hold now, its warm-up and KV use considered
+
+
+@dataclasses.dataclass(slots=True)
+class Held:
+    """What a replica held when it was let go: one entry a running sample."""
+
+    rows: Ints
+    done: Ints  # tokens sampled since the lease
+    left: Ints
+    context: Ints  # prompt and earlier tokens
+    first: Ints
+    start: Floats  # V at the lease
+
+
+class Decoding:
+    """Arrays by replica (V, stall, n, ...) and by slot (ends, begins, row, ...); slots of a replica lie together."""
+
+    def __init__(self) -> None:
+        self.lanes: list[Lane] = []
+        self.v = self.stall = self.slow = self.context = np.zeros(0)
+        self.n = self.version = np.zeros(0, dtype=np.int64)
+        self.drift = np.zeros(0)  # change of n in the last window
+        self.growth = np.zeros(0)  # of context, over that of samples that all go on, in the last window; 1: none ended
+        self.decoded = np.zeros(0)  # tokens since the replica came, for show
+        self.paused = np.zeros(0, dtype=bool)
+        self.breaks = np.zeros((0, RING))  # V at which each version took over
+        self.spent = np.zeros((0, len(PHASES)))  # seconds by phase
+        self.base = self.kv = np.zeros((0, 1))
+        self.capacity = self.slots = np.zeros(0)
+        self.prefill = np.zeros((0, 3))
+        self.begin = np.zeros(1, dtype=np.int64)  # first slot of each replica, and the end
+        self.rep = self.row = self.first = np.zeros(0, dtype=np.int64)
+        self.ends = self.starts = self.before = self.leased_s = np.zeros(0)
+        self.on = np.zeros(0, dtype=np.int64)
+        self.steps_of_window()
+
+    # Replicas
+
+    def steps_of_window(self) -> None:
+        """Reset what a window remembers."""
+        self.alpha = self.beta = self.target = self.waited = np.zeros(len(self.lanes))
+
+    def add(self, lane: Lane, version: int) -> int:
+        """A replica that begins to serve on weights `version`; answers with its number."""
+        i, s = len(self.lanes), lane.speed.slots
+        self.lanes.append(lane)
+        self.v, self.stall, self.context = (np.append(a, 0.0) for a in (self.v, self.stall, self.context))
+        self.slow, self.drift = np.append(self.slow, 1.0), np.append(self.drift, 0.0)
+        self.growth, self.decoded = np.append(self.growth, 1.0), np.append(self.decoded, 0.0)
+        self.n, self.version = np.append(self.n, 0), np.append(self.version, version)
+        self.paused = np.append(self.paused, False)
+        self.breaks = np.vstack([self.breaks, np.full((1, RING), -INF)])
+        self.spent = np.vstack([self.spent, np.zeros((1, len(PHASES)))])
+        self.rep = np.append(self.rep, np.full(s, i))
+        self.row, self.first = (
+            np.append(self.row, np.zeros(s, dtype=np.int64)),
+            np.append(self.first, np.zeros(s, dtype=np.int64)),
+        )
+        self.ends = np.append(self.ends, np.full(s, INF))
+        self.starts, self.before, self.leased_s = (
+            np.append(a, np.zeros(s)) for a in (self.starts, self.before, self.leased_s)
+        )
+        self._tables()
+        return i
+
+    def _tables(self) -> None:
+        width = max((x.speed.slots for x in self.lanes), default=0) + 1
+        self.base, self.kv = np.zeros((len(self.lanes), width)), np.zeros((len(self.lanes), width))
+        for i, lane in enumerate(self.lanes):
+            self.base[i, : lane.speed.slots + 1], self.kv[i, : lane.speed.slots + 1] = (
+                lane.speed.base_s,
+                lane.speed.kv_s,
+            )
+        self.capacity = np.array([x.speed.kv_tokens for x in self.lanes])
+        self.slots = np.array([x.speed.slots for x in self.lanes], dtype=float)
+        self.prefill = np.array([x.speed.prefill for x in self.lanes]).reshape(len(self.lanes), 3)
+        self.begin = np.concatenate([[0], np.cumsum(self.slots.astype(np.int64))])
+        self.on = np.flatnonzero(np.isfinite(self.ends))  # slots that hold a running sample, as of the last count
+        self.steps_of_window()
+
+    def remove(self, i: int) -> Floats:
+        """A replica stops; what it still holds is forgotten. Answers with its seconds by phase."""
+        spent: Floats = self.spent[i].copy()
+        keep = self.rep != i
+        shifted = self.rep[keep]
+        self.rep = np.where(shifted > i, shifted - 1, shifted)
+        for name in ("row", "first", "ends", "starts", "before", "leased_s"):
+            setattr(self, name, getattr(self, name)[keep])
+        for name in (
+            "v",
+            "stall",
+            "slow",
+            "context",
+            "n",
+            "version",
+            "drift",
+            "growth",
+            "decoded",
+            "paused",
+            "breaks",
+            "spent",
+        ):
+            setattr(self, name, np.delete(getattr(self, name), i, axis=0))
+        del self.lanes[i]
+        self._tables()
+        return spent
+
+    def mine(self, array: NDArray[np.float64], i: int) -> NDArray[np.float64]:
+        """The slots of a replica."""
+        return array[self.begin[i] : self.begin[i + 1]]
+
+    def held(self, i: int, at: Ints) -> Held:
+        """What the slots `at` of replica i hold."""
+        done = np.floor(self.v[i] - self.starts[at] + 1e-6)
+        total = self.ends[at] - self.starts[at]
+        done = np.clip(done, 0, total - 1)
+        return Held(
+            rows=self.row[at],
+            done=done.astype(np.int64),
+            left=np.rint(total - done).astype(np.int64),
+            context=np.rint(self.before[at]).astype(np.int64),
+            first=self.first[at],
+            start=self.starts[at],
+        )
+
+    # Windows
+
+    def open_window(self, h: float, *, constant: bool) -> None:
+        """How far each replica gets in the next `h` seconds. `constant`: nothing ends before its last moment."""
+        drift, growth = (0.0, 1.0) if constant else (self.drift, self.growth)
+        self.waited = np.where(self.paused, 0.0, np.minimum(self.stall, h))
+        able = np.where(self.paused, 0.0, h - self.waited)
+        middle = np.clip(np.rint(self.n + drift / 2), np.minimum(self.n, 1), self.slots).astype(np.int64)
+        lines = np.arange(len(self.lanes))
+        kv = self.kv[lines, middle]
+        self.alpha = (self.base[lines, middle] + kv * self.context) * self.slow
+        self.beta = kv * middle * growth / 2 * self.slow
+        # Where context shrinks, no faster than leaves the square root real.
+        self.beta = np.maximum(self.beta, -0.18 * self.alpha**2 / np.maximum(able, 1e-12))
+        root = self.alpha + np.sqrt(self.alpha**2 + 4 * self.beta * able)
+        gained = np.where((self.n > 0) & (root > 0), 2 * able / np.where(root > 0, root, 1.0), 0.0)
+        self.target = self.v + gained
+        self._h, self._able, self._before_n, self._before_context = h, able, self.n.copy(), self.context
+
+    def first_end_s(self) -> float:
+        """Seconds to the first sample that ends, if nothing changes; infinite where none runs. Exact."""
+        if not len(self.ends):
+            return INF
+        lines = np.arange(len(self.lanes))
+        least = np.minimum.reduceat(self.ends, self.begin[:-1])
+        x = np.where(np.isfinite(least), least - self.v, INF)
+        kv = self.kv[lines, self.n]
+        alpha, beta = (self.base[lines, self.n] + kv * self.context) * self.slow, kv * self.n / 2 * self.slow
+        with np.errstate(invalid="ignore"):
+            seconds = np.where(np.isfinite(x), self.stall + alpha * x + beta * x * x, INF)
+        return float(np.min(np.where(self.paused, INF, seconds)))
+
+    def step_s(self) -> tuple[float, float]:
+        """Mean seconds of a decode step over running samples, and how much of that would go with the samples themselves:
+        1 where a step takes twice as long for twice as many, 0 where it does not matter."""
+        lines, half = np.arange(len(self.lanes)), (self.n + 1) // 2
+        now = (self.base[lines, self.n] + self.kv[lines, self.n] * self.context) * self.slow
+        fewer = (
+            self.base[lines, half] + self.kv[lines, half] * self.context * half / np.maximum(self.n, 1)
+        ) * self.slow
+        total = float((now * self.n).sum())
+        return total / float(self.n.sum()), 2 * (total - float((fewer * self.n).sum())) / total if total > 0 else 0.0
+
+    def ended(self, among: Ints | None = None) -> Ints:
+        """Slots whose sample ends within the window."""
+        if among is not None:
+            return among[self.ends[among] <= self.target[self.rep[among]]]
+        return self.on[self.ends[self.on] <= self.target[self.rep[self.on]]]
+
+    def seconds_into(self, at: Ints) -> Floats:
+        """When, after the start of the window, the samples of these slots end."""
+        r = self.rep[at]
+        x = self.ends[at] - self.v[r]
+        out: Floats = self.waited[r] + self.alpha[r] * x + self.beta[r] * x * x
+        return out
+
+    def clear(self, at: Ints) -> None:
+        """These slots hold nothing any more."""
+        self.ends[at] = INF
+
+    def lease(
+        self, at: Ints, *, starts: Floats, rows: Ints, lengths: Ints, before: Floats, first: Ints, now_s: Floats
+    ) -> None:
+        """Begin samples in these slots: prefill of `before` tokens each, then `lengths` to decode."""
+        self.starts[at], self.ends[at] = starts, starts + lengths
+        self.row[at], self.before[at], self.first[at], self.leased_s[at] = rows, before, first, now_s
+        r = self.rep[at]
+        p = self.prefill[r]
+        self.stall += np.bincount(
+            r,
+            weights=(p[:, 0] + p[:, 1] * before + p[:, 2] * before * before) * self.slow[r],
+            minlength=len(self.lanes),
+        )
+
+    def close_window(self) -> None:
+        """Everybody is where the window ends."""
+        moved, self.v = self.target - self.v, self.target
+        self.stall = self.stall - self.waited
+        self.spent[:, 1] += self.waited
+        self.recount()
+        works = (self._before_n > 0) | (self.n > 0)
+        self.spent[:, 0] += np.where(works, self._able, 0.0)
+        self.spent[:, 3] += np.where(works, 0.0, self._able)
+        self.spent[:, 2] += np.where(self.paused, self._h, 0.0)
+        self.decoded += moved * (self.n + self._before_n) / 2
+        self.drift = (self.n - self._before_n).astype(float)
+        whole = moved * np.maximum(self._before_n, 1)
+        grown = np.where(whole > 0, (self.context - self._before_context) / np.where(whole > 0, whole, 1.0), 1.0)
+        self.growth = np.clip(grown, -1.0, 1.0)
+
+    def recount(self) -> None:
+        """Running samples and tokens of context by replica, from the slots."""
+        on = self.on = np.flatnonzero(np.isfinite(self.ends))
+        r = self.rep[on]
+        lanes = len(self.lanes)
+        self.n = np.bincount(r, minlength=lanes).astype(np.int64)
+        self.context = self.n * self.v + np.bincount(r, weights=self.before[on] - self.starts[on], minlength=lanes)
+
+    def switch(self, i: int, version: int) -> None:
+        """Replica i goes on with newer weights from here."""
+        for v in range(max(int(self.version[i]) + 1, version - RING + 1), version + 1):
+            self.breaks[i, v % RING] = self.v[i]
+        self.version[i] = version
+
+    def recompute_s(self, i: int) -> float:
+        """Seconds to prefill the prefixes of all that runs on replica i again."""
+        mine = slice(int(self.begin[i]), int(self.begin[i + 1]))
+        on = np.isfinite(self.ends[mine])
+        if not on.any():
+            return 0.0
+        contexts = (self.before[mine] + self.v[i] - self.starts[mine])[on]
+        p0, p1, p2 = self.prefill[i]
+        return float((p0 + p1 * contexts.sum() + p2 * (contexts**2).sum()) * self.slow[i])
+
+    def spans(self, at: Ints, upto: Floats) -> list[tuple[Ints, Ints]]:
+        """Tokens of these slots' samples by version, from the lease until V = `upto`: pairs (versions, tokens), each with an
+        entry a slot. A token belongs to the version in force when its step began."""
+        r = self.rep[at]
+        current, begun = self.version[r], np.maximum(self.first_here(at), self.version[r] - RING + 1)
+        start = self.starts[at]
+        total = np.rint(upto - start).astype(np.int64)
+        if (begun == current).all():
+            return [(current, total)]
+        out: list[tuple[Ints, Ints]] = []
+        high = total
+        for back in range(int((current - begun).max()) + 1):
+            v = current - back
+            on = v >= begun
+            edge = np.ceil(self.breaks[r, v % RING] - start - 1e-9)
+            low = np.where(v == begun, 0, np.clip(np.where(np.isfinite(edge), edge, 0), 0, total)).astype(np.int64)
+            low = np.minimum(low, high)
+            out.append((np.where(on, v, begun), np.where(on, high - low, 0)))
+            high = np.where(on, low, high)
+        return out
+
+    def first_here(self, at: Ints) -> Ints:
+        """Version in force on the replica when these samples were leased to it."""
+        r = self.rep[at]
+        current = self.version[r].copy()
+        start = self.starts[at]
+        # Walk back while the newest switch lies after the lease.
+        for _ in range(RING - 1):
+            later = self.breaks[r, current % RING] > start
+            if not later.any():
+                break
+            current = np.where(later, current - 1, current)
+        return current

@@ -1,0 +1,480 @@
+"""The run's flow in virtual time: groups, steps and weight updates, under the runtime's own policies.
+
+Time moves in windows that end at the next event at the latest. Within one, replicas decode (`runtime.sim.decoding`), samples
+that end are replaced at once where the admission rule allows, and a batch that became complete is found with the moment at
+which it did, so that a step begins then and not at the end of the window.
+"""
+
+import bisect
+from collections.abc import Callable
+
+import numpy as np
+
+from runtime.policy.staleness import GroupView, Selection
+from runtime.sim.decoding import INF, Decoding, Held, Lane
+from runtime.sim.figures import Books, StepSeen
+from runtime.sim.granting import Granting
+from runtime.sim.groups import RING, Floats, GroupTable, Ints, Suspended
+from runtime.sim.links import Links
+from runtime.sim.rules import FlowRules, WeightsPath
+from runtime.sim.speed import ReplicaSpeed, TrainerSpeed
+from runtime.sim.timeline import Timeline
+
+FLUSH_TOKENS, FLUSH_S = 32, 0.25  # of the runtime's replicas: what they may lose when they die
+FINE_SLOTS = 16  # fleets with no more slots are stepped from one end of a sample to the next
+STEADY, FEW, MILD = 3.0, 8.0, 0.25  # times as long: while what ends is replaced, while few run; elasticity below which
+RESUME_SHARE = 0.8  # an overfull replica gives samples back until so much of its KV is used
+
+
+class SimulatedFlow:
+    """One run. `advance` moves it; replicas and the trainer come and go between calls."""
+
+    def __init__(self, rules: FlowRules, seed: int, timeline: Timeline | None = None) -> None:
+        self.rules, self.policy, self.timeline = rules, rules.policy, timeline
+        self.now_s = 0.0
+        self.decoding, self.links, self.books = Decoding(), Links(), Books()
+        rows = self.policy.most_outstanding + 2 * self.policy.prompts_per_step
+        self.groups = GroupTable(rules.responses_per_prompt, rows)
+        self.granting = Granting(rules, self.decoding, self.groups, seed)
+        self.numbers: dict[str, int] = {}
+        self._paths: dict[str, WeightsPath] = {}
+        self._loading: dict[str, int] = {}  # replica -> version on its way
+        self.trainer: TrainerSpeed | None = None
+        self._slow = 1.0
+        self._since_s = 0.0  # when the trainer entered its state
+        self._batch: list[int] | None = None  # rows reserved for the step under way
+        self._began_s: float | None = None  # when it began to compute; None: it does not
+        self._ends_s = INF
+        self._state = "absent"
+        self._complete: list[tuple[float, int]] = []  # (time, row) of groups that can be trained
+        self._views: dict[int, GroupView] = {}
+        self._tried = 0  # complete groups when the rule was last asked in vain
+        self.waits_for = ""
+        self.on_step: Callable[[], None] = lambda: None
+
+    @property
+    def version(self) -> int:
+        """Newest published weights; also the next step to train."""
+        return self.granting.version
+
+    # Who is there
+
+    def add_replica(self, name: str, speed: ReplicaSpeed, path: WeightsPath) -> None:
+        """A replica begins to serve now, on the newest weights."""
+        lane = Lane(name=name, speed=speed, allowed=self.granting.join(name, speed))
+        self.numbers[name] = self.decoding.add(lane, self.version)
+        self._paths[name] = path
+
+    def remove_replica(self, name: str, *, lost: bool) -> None:
+        """It stops serving. Its samples go on elsewhere, without what was not journalled when it is `lost`."""
+        if name not in self.numbers:
+            return
+        i, d = self.numbers[name], self.decoding
+        self._suspend(i, np.flatnonzero(np.isfinite(d.mine(d.ends, i))) + d.begin[i], lost=lost)
+        self.books.retire(d.remove(i))
+        self.links.forget(name)
+        self._loading.pop(name, None)
+        self.numbers = {lane.name: j for j, lane in enumerate(d.lanes)}
+
+    def _suspend(self, i: int, at: Ints, *, lost: bool) -> None:
+        d = self.decoding
+        if not len(at):
+            return
+        held: Held = d.held(i, at)
+        redone = np.zeros(len(at), dtype=np.int64)
+        if lost:
+            step_s = float(d.alpha[i]) if len(d.alpha) > i and d.alpha[i] > 0 else FLUSH_S / FLUSH_TOKENS
+            redone = held.done % max(1, min(FLUSH_TOKENS, int(FLUSH_S / step_s)))
+        kept = held.done - redone
+        self._count(at, held.start + kept)
+        self.books.redone_tokens += int(redone.sum())
+        self.books.recomputed_tokens += int((held.context + kept).sum())
+        for k in range(len(at)):
+            self.groups.suspended.append(
+                Suspended(
+                    row=int(held.rows[k]),
+                    left=int(held.left[k] + redone[k]),
+                    context=int(held.context[k] + kept[k]),
+                    first=int(held.first[k]),
+                )
+            )
+        d.clear(at)
+        d.recount()
+
+    def slow_replica(self, name: str, factor: float) -> None:
+        """From now on everything takes `factor` times as long on it."""
+        if name in self.numbers:
+            self.decoding.slow[self.numbers[name]] = factor
+
+    def set_trainer(self, speed: TrainerSpeed | None, *, slow: float = 1.0) -> None:
+        """A trainer is there from now on, or none. A step under way begins again with the same batch."""
+        if self._began_s is not None:
+            self.books.retrained_s += max(0.0, self.now_s - self._began_s)
+            self.books.redone_steps += 1
+        self.trainer, self._slow, self._began_s, self._ends_s = speed, slow, None, INF
+        self._enter("absent" if speed is None else "waiting")
+        if speed is not None and self._batch is not None:
+            self._compute(self.now_s)
+
+    def slow_trainer(self, factor: float) -> None:
+        """Steps take `factor` times as long, from the next one on."""
+        self._slow = factor
+
+    def roll_back(self, version: int) -> None:
+        """Everything stops, and the run is as it was at `version`: what was sampled or trained since is wasted. Replicas
+        and trainer are gone."""
+        for name in list(self.numbers):
+            self.remove_replica(name, lost=False)
+        self.set_trainer(None)
+        g, books = self.groups, self.books
+        books.waste("restart", int(g.tokens[g.live].sum()))
+        undone = [s for s in books.steps if s.step >= version]
+        books.steps = [s for s in books.steps if s.step < version]
+        books.trained_tokens -= sum(s.trained_tokens for s in undone)
+        books.masked_tokens -= sum(s.masked_tokens for s in undone)
+        books.waste("rolled_back", sum(s.trained_tokens + s.masked_tokens for s in undone))
+        books.redone_steps += len(undone)
+        self.groups = GroupTable(self.rules.responses_per_prompt, len(g.live))
+        self.groups.admitted = version * self.policy.prompts_per_step
+        self.granting.restart(self.groups, version)
+        self._batch, self._complete, self._views, self._tried = None, [], {}, 0
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether the trainer computes nothing just now."""
+        return self._began_s is None
+
+    # Time
+
+    def advance(self, until_s: float, should_stop: Callable[[], bool] = lambda: False) -> str:
+        """Move to `until_s`. Answers why it ended before that, "" when it did not: "steps" are done, it was "stopped", or
+        nothing can happen any more and it "waits"."""
+        while self.now_s < until_s:
+            if self._over():
+                return "steps"
+            if should_stop():
+                return "stopped"
+            self._try_step(self.now_s)
+            self.granting.fill(self.now_s)
+            event_s = min(self._next_event_s(), until_s)
+            h = min(event_s - self.now_s, self._window_s())
+            if h == INF:
+                return "waits"
+            self._window(max(h, 0.0))
+            self._try_step(self.now_s)
+            self._happen()
+        return "steps" if self._over() else ""
+
+    def idle_until(self, at_s: float) -> None:
+        """Nothing can happen before: time passes."""
+        h = at_s - self.now_s
+        if h > 0:
+            self._window(h)
+
+    def _over(self) -> bool:
+        return self.rules.steps is not None and self.version >= self.rules.steps
+
+    def _next_event_s(self) -> float:
+        look, g = INF, self.policy.prompts_per_step
+        if self._may_start() and len(self._complete) >= g:
+            look = next((t for t, _ in self._complete[g - 1 :] if t > self.now_s), INF)
+        return min(self._ends_s, self.links.next_s(), look)
+
+    def _window_s(self) -> float:
+        d = self.decoding
+        moving = ~d.paused & (d.n > 0)
+        if not moving.any():
+            return INF
+        if self._fine:
+            return max(d.first_end_s(), 0.0) * (1 + 1e-12) + 1e-9
+        mean_s, elasticity = d.step_s()
+        tau = mean_s * self.rules.response.mean_tokens * self.rules.response.factor(self.version)
+        h = tau / self.rules.windows
+        # A window's speed is that of one number of running samples: long ones do where that number stays as it is,
+        # because whatever ends is replaced, or hardly matters.
+        steady = self.granting.waiting > 2 * STEADY * int(d.n.sum()) / self.rules.windows
+        return max(h * (STEADY if steady else min(FEW, max(1.0, MILD / max(elasticity, 1e-9)))), 1e-9)
+
+    @property
+    def _fine(self) -> bool:
+        return bool(self.decoding.begin[-1] <= FINE_SLOTS)
+
+    def _window(self, h: float) -> None:
+        d, began = self.decoding, self.now_s
+        running = float(d.n.sum())
+        if d.lanes and h > 0:
+            d.open_window(h, constant=self._fine)
+            at = d.ended()
+            while len(at):
+                at = d.ended(self._replace(at, began))
+            d.close_window()
+            self._evict_overfull()
+        self.now_s = began + h
+        self.books.pass_time(h, self._state, (running + float(d.n.sum())) / 2, len(self._complete))
+        if self.timeline is not None:
+            self._draw(began, self.now_s)
+
+    def _replace(self, at: Ints, began_s: float) -> Ints:
+        """Samples in these slots are done; new ones begin in their place where there are any. Answers with those slots."""
+        d = self.decoding
+        seconds = began_s + d.seconds_into(at)
+        order = np.argsort(seconds, kind="stable")
+        at, seconds = at[order], seconds[order]
+        ends, rows = d.ends[at], d.row[at]
+        self._count(at, ends)
+        self.books.finish(len(at), float((seconds - d.leased_s[at]).sum()))
+        done = self.groups.finish(rows, seconds, d.before[at] + (ends - d.starts[at]))
+        d.clear(at)
+        for row in done:
+            bisect.insort(self._complete, (float(self.groups.complete_s[row]) + self.rules.reward_s, row))
+            self._views[row] = self._view(row, complete=True)
+        within = self._room(at)
+        return self.granting.give(at[within], ends[within], seconds[within])
+
+    def _room(self, at: Ints) -> Ints:
+        """Those of the slots just emptied whose replica may go on with as many as before (places in `at`)."""
+        d = self.decoding
+        spare = np.array([lane.allowed for lane in d.lanes]) - d.n
+        if (spare >= 0).all():
+            return np.arange(len(at))
+        left = np.bincount(d.rep[at], minlength=len(d.lanes)) + spare  # places to fill again, by replica
+        r = d.rep[at]
+        order = np.argsort(r, kind="stable")
+        rank = np.empty(len(at), dtype=np.int64)
+        rank[order] = np.arange(len(at)) - np.searchsorted(r[order], r[order], side="left")
+        return np.flatnonzero(rank < left[r])
+
+    def _evict_overfull(self) -> None:
+        """A replica whose KV is full gives back the samples it took last, as engines preempt."""
+        d = self.decoding
+        for i in np.flatnonzero(d.context > d.capacity).tolist():
+            at = np.flatnonzero(np.isfinite(d.mine(d.ends, i))) + d.begin[i]
+            newest = at[np.argsort(-d.starts[at], kind="stable")]
+            contexts = d.before[newest] + d.v[i] - d.starts[newest]
+            freed = np.cumsum(contexts)
+            enough = int(np.searchsorted(freed, d.context[i] - RESUME_SHARE * d.capacity[i])) + 1
+            gone = newest[: min(enough, len(newest) - 1)]
+            self.books.preempted += len(gone)
+            self._suspend(i, gone, lost=False)
+            d.lanes[i].allowed = max(1, int(d.n[i]))
+
+    def _view(self, row: int, *, complete: bool) -> GroupView:
+        g = self.groups
+        started = int(g.started[row])
+        return GroupView(
+            ordinal=int(g.ordinal[row]),
+            slot=int(g.slot[row]),
+            complete=complete,
+            started=None if started < 0 else started,
+        )
+
+    def _count(self, at: Ints, upto: Floats) -> None:
+        """Put the tokens that these slots have sampled into their groups, by version."""
+        rows = self.decoding.row[at]
+        for versions, tokens in self.decoding.spans(at, upto):
+            np.add.at(self.groups.tokens, (rows, versions % RING), tokens)
+            self.books.generated_tokens += int(tokens.sum())
+
+    # Steps
+
+    def _may_start(self) -> bool:
+        return self.trainer is not None and self._batch is None and self._state == "waiting"
+
+    def _try_step(self, now_s: float) -> None:
+        """Begin the next step at the first moment up to now at which the rule had a batch for it."""
+        g = self.policy.prompts_per_step
+        if not self._may_start() or len(self._complete) < g or self._complete[g - 1][0] > now_s:
+            return
+        count = max(g, self._tried + 1)
+        while count <= len(self._complete):
+            moment = max(self._complete[count - 1][0], self._since_s)
+            if moment > now_s:
+                return
+            while count < len(self._complete) and self._complete[count][0] <= moment:
+                count += 1
+            selection = self._selected(count)
+            if selection.groups:
+                rows = {v.ordinal: row for row, v in self._views.items()}
+                self._reserve([rows[o] for o in selection.groups], moment)
+            self._give_up(selection.evicted)
+            if selection.groups or selection.evicted:
+                return
+            self._tried, self.waits_for = count, selection.waits_for
+            count += 1
+
+    def _selected(self, count: int) -> Selection:
+        """The rule's answer when the first `count` groups are complete."""
+        rows = [row for _, row in self._complete[:count]]
+        views = [self._views[row] for row in rows]
+        if self.policy.stale != "mask":  # the rule for `mask` looks at complete groups only
+            known = set(rows)
+            g = self.groups
+            others = np.flatnonzero(g.live & (g.started >= 0)).tolist()
+            batch = set(self._batch or ())
+            views += [self._view(r, complete=False) for r in others if r not in known and r not in batch]
+        return self.policy.select(views, self.version)
+
+    def _reserve(self, rows: list[int], at_s: float) -> None:
+        taken = set(rows)
+        self._complete = [c for c in self._complete if c[1] not in taken]
+        for row in rows:
+            self._views.pop(row, None)
+            if self.policy.stale == "wait":
+                self.granting.begun[int(self.groups.started[row])] -= 1
+        self._batch, self._tried, self.waits_for = rows, 0, ""
+        if at_s < self.now_s:
+            self.books.correct(self._state, "training", self.now_s - at_s)
+        self._compute(at_s)
+
+    def _compute(self, at_s: float) -> None:
+        assert self.trainer is not None
+        assert self._batch is not None
+        g, rows = self.groups, np.array(self._batch)
+        responses = g.tokens[rows].sum()
+        tokens = float(responses + (g.prompt[rows] * g.members).sum())
+        seconds = self.trainer.seconds(tokens, float(g.sequence2[rows].sum())) * self._slow
+        self._began_s, self._ends_s = at_s, max(at_s + seconds, self.now_s)
+        self._enter("training")
+
+    def _happen(self) -> None:
+        """Events that are due."""
+        if self._ends_s <= self.now_s + 1e-12:
+            self._end_step()
+        for stream in self.links.done(self.now_s):
+            if self.timeline is not None:
+                self.timeline.span("links", stream.link, f"weights {stream.tag}", stream.began_s, self.now_s)
+            for name in stream.waiting:
+                self._arrive(name)
+
+    def _end_step(self) -> None:
+        assert self._batch is not None
+        assert self._began_s is not None
+        rows, step = np.array(self._batch), self.version
+        self.books.steps.append(self._trained(rows, step))
+        self.books.trained_tokens += self.books.steps[-1].trained_tokens
+        self.books.masked_tokens += self.books.steps[-1].masked_tokens
+        if self.timeline is not None:
+            self.timeline.span("trainer", "trainer", f"step {step}", self._began_s, self.now_s)
+        self.groups.release(rows)
+        self._batch, self._began_s, self._ends_s = None, None, INF
+        self.granting.version = step + 1
+        for name in self.numbers:
+            self._send(name)
+        self._enter("updating" if self.rules.pause_all and self._loading else "waiting")
+        self.on_step()
+
+    def _trained(self, rows: Ints, step: int) -> StepSeen:
+        """Weights, ages and counts of a batch, by the rule."""
+        g = self.groups
+        by_slot, starts = g.tokens[rows].sum(axis=0), g.starts[rows].sum(axis=0)
+        versions = [v for v in range(max(0, step - RING + 1), step + 1) if by_slot[v % RING]]
+        weights = self.policy.token_weights(versions, step)
+        ages = {step - v: int(by_slot[v % RING]) for v, w in zip(versions, weights, strict=True) if w > 0}
+        total = int(by_slot.sum())
+        begun = step - g.started[rows]
+        old = [v for v in range(max(0, step - RING + 1), step - self.policy.eta) if starts[v % RING]]
+        assert self._began_s is not None
+        return StepSeen(
+            step=step,
+            began_s=self._began_s,
+            ended_s=self._ends_s,
+            trained_tokens=sum(ages.values()),
+            masked_tokens=total - sum(ages.values()),
+            ages=ages,
+            group_age_mean=float(begun.mean()),
+            group_age_max=int(begun.max()),
+            samples_masked=sum(int(starts[v % RING]) for v in old),
+        )
+
+    def _give_up(self, ordinals: tuple[int, ...]) -> None:
+        """Groups that the rule evicted: their tokens are wasted, whoever decodes for them stops."""
+        if not ordinals:
+            return
+        g, d, gone = self.groups, self.decoding, set(ordinals)
+        rows = np.array([r for r in np.flatnonzero(g.live).tolist() if int(g.ordinal[r]) in gone])
+        at = np.flatnonzero(np.isfinite(d.ends) & np.isin(d.row, rows))
+        if len(at):
+            self._count(at, d.starts[at] + np.clip(np.floor(d.v[d.rep[at]] - d.starts[at] + 1e-6), 0, None))
+            d.clear(at)
+            d.recount()
+        self.books.waste("stale", int(g.tokens[rows].sum()))
+        g.forget_waiting(set(rows.tolist()))
+        dead = set(rows.tolist())
+        self._complete = [c for c in self._complete if c[1] not in dead]
+        for row in dead:
+            self._views.pop(row, None)
+        g.given_up += len(rows)
+        g.release(rows)
+
+    # Weights
+
+    def _send(self, name: str) -> None:
+        """New weights are published: the replica gets them, unless older ones are still on their way to it."""
+        if name in self._loading:
+            return
+        path, i = self._paths[name], self.numbers[name]
+        self._loading[name] = self.version
+        if path.size_bytes <= 0 and path.fixed_s <= 0:
+            self._arrive(name)
+            return
+        if not self.rules.overlapped:
+            self.decoding.paused[i] = True
+        self.links.send(
+            self.now_s,
+            link=path.link,
+            rate_bytes_per_s=path.bytes_per_s,
+            size_bytes=path.size_bytes,
+            fixed_s=path.fixed_s,
+            tag=self.version,
+            to=name,
+        )
+
+    def _arrive(self, name: str) -> None:
+        i, version = self.numbers[name], self._loading.pop(name)
+        self.decoding.switch(i, version)
+        self.decoding.paused[i] = False
+        if self.rules.recompute:
+            again = self.decoding.recompute_s(i)
+            self.decoding.stall[i] += again
+            self.books.recomputed_tokens += int(self.decoding.context[i])
+        if version < self.version:
+            self._send(name)
+        if self._state == "updating" and not self._loading:
+            self._enter("waiting")
+
+    # What is seen
+
+    def _enter(self, state: str) -> None:
+        self._state, self._since_s = state, self.now_s
+
+    @property
+    def state(self) -> str:
+        """What the trainer does: training, waiting, updating or absent."""
+        return self._state
+
+    @property
+    def queue_groups(self) -> int:
+        """Complete groups that wait for the trainer."""
+        return len(self._complete)
+
+    def partial_tokens(self) -> int:
+        """Tokens sampled by running samples since their leases, not yet in their groups."""
+        d = self.decoding
+        on = np.flatnonzero(np.isfinite(d.ends))
+        done = np.floor(d.v[d.rep[on]] - d.starts[on] + 1e-6)
+        return int(np.clip(done, 0, d.ends[on] - d.starts[on] - 1).sum())
+
+    def in_flight_tokens(self) -> int:
+        """Tokens neither trained nor masked nor wasted."""
+        return int(self.groups.tokens[self.groups.live].sum()) + self.partial_tokens()
+
+    def _draw(self, began_s: float, now_s: float) -> None:
+        assert self.timeline is not None
+        d, t = self.decoding, self.timeline
+        for i, lane in enumerate(d.lanes):
+            what = "update" if d.paused[i] else "decode" if d.n[i] else ""
+            t.span("replicas", lane.name, what, began_s, now_s)
+        t.counter("queue of complete groups", now_s, len(self._complete))
+        t.counter("running samples", now_s, int(d.n.sum()))
+        if self.books.steps:
+            t.counter("staleness, mean of groups", now_s, round(self.books.steps[-1].group_age_mean, 3))

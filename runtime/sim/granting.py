@@ -1,0 +1,225 @@
+"""Who gets the next sample: admission, the staleness rule and dispatch, as the runtime's own policies have them."""
+
+import math
+from collections import Counter
+
+import numpy as np
+
+from runtime.policy import dispatch
+from runtime.sim.decoding import Decoding
+from runtime.sim.groups import Floats, GroupTable, Ints
+from runtime.sim.rules import FlowRules
+from runtime.sim.speed import ReplicaSpeed
+
+
+class Granting:
+    """Gives samples to slots. `version` is the newest published; the flow keeps it up to date."""
+
+    def __init__(self, rules: FlowRules, decoding: Decoding, groups: GroupTable, seed: int) -> None:
+        self._rules, self._decoding, self._groups = rules, decoding, groups
+        self.version = 0
+        self.begun: Counter[int] = Counter()  # live groups by the version they were begun at; only `wait` needs it
+        self._waits = rules.policy.stale == "wait"
+        self._ramps: dict[str, int] = {}
+        self._speeds: dict[str, dispatch.SpeedModel] = {}
+        lengths, prompts = np.random.SeedSequence(seed).spawn(2)
+        self._lengths, self._prompts = np.random.default_rng(lengths), np.random.default_rng(prompts)
+
+    def restart(self, groups: GroupTable, version: int) -> None:
+        """Go on with other groups at an older version."""
+        self._groups, self.version, self.begun = groups, version, Counter()
+
+    def join(self, name: str, speed: ReplicaSpeed) -> int:
+        """A replica comes; answers with how many samples it may hold at first. Its speed counts as known."""
+        model, context = dispatch.SpeedModel(), self._rules.prompt.mean_tokens + self._rules.response.mean_tokens / 2
+        for n in (max(1, speed.slots // 2), speed.slots):
+            step = speed.step_s(n, context)
+            model = model.observe(n, n / step if step > 0 else 0.0)
+        self._ramps[name], self._speeds[name] = dispatch.first_ramp(speed.slots), model
+        return self._ramps[name]
+
+    @property
+    def admissible(self) -> int:
+        """Groups that may be admitted now."""
+        return max(0, self._rules.policy.capacity(self.version) - self._groups.next_slot)
+
+    @property
+    def waiting(self) -> int:
+        """Samples that could be leased now, those of groups not yet admitted included."""
+        return self._groups.waiting + self.admissible * self._rules.responses_per_prompt
+
+    def fill(self, now_s: float) -> None:
+        """Work for free slots."""
+        d, waiting = self._decoding, self.waiting
+        if not d.lanes or waiting <= 0:
+            return
+        self._warm_up()
+        allowed = np.array([lane.allowed for lane in d.lanes])
+        room = allowed - d.n
+        if not (room > 0).any():
+            return
+        if waiting < room.clip(0).sum() and len({id(x.speed) for x in d.lanes}) > 1:
+            room = np.minimum(room, self._granted(waiting))
+        free = np.flatnonzero(~np.isfinite(d.ends))
+        r = d.rep[free]
+        rank = np.arange(len(free)) - np.searchsorted(r, r, side="left")
+        chosen = rank < room[r]
+        free, rank, r = free[chosen], rank[chosen], r[chosen]
+        order = np.argsort((rank + d.n[r]) / allowed[r], kind="stable")  # the emptiest first
+        free = free[order]
+        if len(self.give(free, d.v[d.rep[free]], np.full(len(free), now_s))):
+            d.recount()
+
+    def _warm_up(self) -> None:
+        """What each replica may hold, by its warm-up and its use of KV."""
+        d = self._decoding
+        share = np.where(np.isfinite(d.capacity), d.context / np.maximum(d.capacity, 1.0), 0.0)
+        for i, lane in enumerate(d.lanes):
+            slots = lane.speed.slots
+            if lane.allowed >= slots and share[i] * slots <= dispatch.KV_HIGH_WATER * d.n[i]:
+                continue
+            if self._ramps[lane.name] < slots:
+                self._ramps[lane.name] = dispatch.next_ramp(self._load(i, float(share[i])), progressed=True)
+            lane.allowed = self._load(i, float(share[i])).cap()
+
+    def _load(self, i: int, share: float) -> dispatch.ReplicaLoad:
+        lane = self._decoding.lanes[i]
+        return dispatch.ReplicaLoad(
+            slots=lane.speed.slots,
+            leased=int(self._decoding.n[i]),
+            kv_used_share=share,
+            speed=self._speeds[lane.name],
+            ramp=self._ramps[lane.name],
+        )
+
+    def _granted(self, waiting: int) -> Ints:
+        """How many samples each replica takes when there are fewer than places, by the runtime's rule: it is asked for the
+        emptiest replica of each speed, and the others of that speed take as many."""
+        loads = [self._load(i, 0.0) for i in range(len(self._decoding.lanes))]
+        alike: dict[int, list[int]] = {}
+        for i in sorted(range(len(loads)), key=lambda i: loads[i].leased / loads[i].slots):
+            alike.setdefault(id(self._decoding.lanes[i].speed), []).append(i)
+        out = np.zeros(len(loads), dtype=np.int64)
+        for same in alike.values():
+            first = same[0]
+            most = dispatch.grant(loads[first], loads[:first] + loads[first + 1 :], waiting=waiting)
+            for i in same:
+                out[i] = min(most, waiting)
+                waiting -= int(out[i])
+        if waiting > 0 and not out.any():
+            out[:] = waiting  # each would leave it to the others
+        return out
+
+    def give(self, at: Ints, starts: Floats, now_s: Floats) -> Ints:
+        """Lease what waits to these slots, first come first served; answers with the slots that got something. `starts`:
+        the replica's clock in tokens at each."""
+        d, g = self._decoding, self._groups
+        resumed = self._resume(at, starts, now_s) if g.suspended and len(at) else np.zeros(0, dtype=np.int64)
+        if len(resumed):
+            left = ~np.isin(at, resumed)
+            at, starts, now_s = at[left], starts[left], now_s[left]
+        if not len(at):
+            return resumed
+        short = len(at) - g.fresh_count
+        if short > 0:
+            self._admit(min(self.admissible, math.ceil(short / self._rules.responses_per_prompt)))
+        if g.fresh_count == 0:
+            return resumed
+        gets = self._allowed(at)
+        at, starts, now_s = at[gets], starts[gets], now_s[gets]
+        rows, lengths = g.take_fresh(len(at))
+        at, starts, now_s = at[: len(rows)], starts[: len(rows)], now_s[: len(rows)]
+        versions = d.version[d.rep[at]]
+        g.begin(rows, versions)
+        d.lease(at, starts=starts, rows=rows, lengths=lengths, before=g.prompt[rows], first=versions, now_s=now_s)
+        return np.concatenate([resumed, at])
+
+    def _resume(self, at: Ints, starts: Floats, now_s: Floats) -> Ints:
+        """Suspended samples go on first, each on the first slot whose weights its group allows."""
+        d, g, policy = self._decoding, self._groups, self._rules.policy
+        out: list[int] = []
+        back = []
+        free = list(range(len(at)))
+        while g.suspended and free:
+            sample = g.suspended.popleft()
+            least = policy.min_version(int(g.slot[sample.row]))
+            if self._waits:
+                least = max(least, int(g.started[sample.row]))
+            k = next((k for k in free if d.version[d.rep[at[k]]] >= least), None)
+            if k is None:
+                back.append(sample)
+                continue
+            free.remove(k)
+            one = at[k : k + 1]
+            d.lease(
+                one,
+                starts=starts[k : k + 1],
+                rows=np.array([sample.row]),
+                lengths=np.array([sample.left]),
+                before=np.array([float(sample.context)]),
+                first=np.array([sample.first]),
+                now_s=now_s[k : k + 1],
+            )
+            out.append(int(at[k]))
+        g.suspended.extendleft(reversed(back))
+        return np.array(out, dtype=np.int64)
+
+    def _admit(self, count: int) -> None:
+        if count <= 0:
+            return
+        s = self._rules.responses_per_prompt
+        lengths = self._rules.response.draw(self._lengths, count * s, self.version).reshape(count, s)
+        self._groups.admit(lengths, self._rules.prompt.draw(self._prompts, count))
+
+    def _allowed(self, at: Ints) -> Ints:
+        """Which of these slots, in order, get the next fresh samples (places in `at`). A slot goes without when its
+        replica's weights are too old for the sample whose turn it is."""
+        g, policy = self._groups, self._rules.policy
+        versions = self._decoding.version[self._decoding.rep[at]]
+        limits = {int(v): policy.capacity(int(v)) for v in np.unique(versions)}
+        if not self._waits:
+            return self._within(at, versions, limits)
+        out: list[int] = []
+        turns = iter(g.next_rows(len(at)).tolist())
+        row = next(turns, None)
+        held: dict[int, int] = {}
+        for k, v in enumerate(versions.tolist()):
+            if row is None:
+                break
+            if g.slot[row] >= limits[v]:
+                continue
+            if self._waits and not self._begins(row, v, held):
+                continue
+            out.append(k)
+            row = next(turns, None)
+        return np.array(out, dtype=np.int64)
+
+    def _within(self, at: Ints, versions: Ints, limits: dict[int, int]) -> Ints:
+        """Under `mask` and `drop`: by the slots' limits alone. Fresh samples come in the order of their slots."""
+        g = self._groups
+        if g.slot[g.fresh[-1][0][-1]] < min(limits.values()):
+            return np.arange(len(at))
+        slots = g.slot[g.next_rows(len(at))]
+        known = np.array(sorted(limits))
+        limit = np.array([limits[int(v)] for v in known])[np.searchsorted(known, versions)]
+        out, left, turn = [], np.arange(len(at)), 0
+        for most in sorted(limits.values()):
+            mine = left[: max(0, int(np.searchsorted(slots, most)) - turn)]
+            out.append(mine)
+            turn += len(mine)
+            left = left[len(mine) :]
+            left = left[limit[left] > most]
+        return np.concatenate(out)
+
+    def _begins(self, row: int, version: int, held: dict[int, int]) -> bool:
+        """Under `wait`: whether a sample of the group may begin at that version, which is then noted."""
+        started = held.get(row, int(self._groups.started[row]))
+        if started >= 0:
+            self.begun[started] -= 1
+        ok = self._rules.policy.may_begin(None if started < 0 else started, version, self.version, self.begun)
+        if ok:
+            started = version if started < 0 else min(started, version)
+            held[row] = started
+        if started >= 0:
+            self.begun[started] += 1
+        return ok

@@ -1,0 +1,104 @@
+"""From placements to speeds and paths, all by the planner's cost model of one problem."""
+
+from planner.cluster import Link
+from planner.cost.decode import ReplicaShape
+from planner.cost.model import CostModel
+from planner.cost.network import Place, best_link
+from planner.cost.update import update_s
+from planner.plan import Placement, Plan
+from planner.problem import Problem
+from planner.record import replace
+from planner.workload import Lengths
+from runtime.policy.staleness import StalenessPolicy, StalePolicy
+from runtime.sim.lengths import LengthModel, from_workload
+from runtime.sim.rules import FlowRules, WeightsPath
+from runtime.sim.speed import ReplicaSpeed, TrainerSpeed, replica_speed, trainer_speed
+
+_NO_LIMIT = 1e30  # bytes/s
+
+
+class Physics:
+    """Speeds of the placements of one cluster. Tables are made once a shape."""
+
+    def __init__(self, problem: Problem, tables: dict[tuple[ReplicaShape, int], ReplicaSpeed] | None = None) -> None:
+        self.problem = problem
+        self.cost = CostModel(problem)
+        self.tables = {} if tables is None else tables  # may be shared by problems that differ in their devices only
+
+    def replica(self, p: Placement) -> ReplicaSpeed:
+        """How fast a replica decodes, up to the samples its plan lets it run at once."""
+        shape = ReplicaShape(kind=p.kind, tp=p.tp, pp=p.pp)
+        slots = p.max_running or max(1, self.cost.running_limit(shape))
+        if (shape, slots) not in self.tables:
+            self.tables[shape, slots] = replica_speed(self.cost.context, shape, slots)
+        return self.tables[shape, slots]
+
+    def trainer(self, plan: Plan) -> TrainerSpeed | None:
+        """How fast everything but generation is; None where it does not fit."""
+        scored = self.cost.evaluate(plan)
+        return None if scored is None else trainer_speed(self.cost.context, scored.prediction.train_s)
+
+    def path(self, p: Placement, trainer: Placement) -> WeightsPath:
+        """How new weights get from the trainer to a replica."""
+        ours, theirs = self.cost.places_of(p.devices), self.cost.places_of(trainer.devices)
+        link = best_link(self.problem.cluster, theirs, ours)
+        whole_s = update_s(self.cost.context, p.kind, link)
+        fixed_s = update_s(self.cost.context, p.kind, Link(latency_s=link.latency_s, bytes_per_s=_NO_LIMIT))
+        size = self.problem.model.weight_bytes
+        moving_s = whole_s - fixed_s
+        return WeightsPath(
+            link=_link_name(ours, theirs),
+            bytes_per_s=size / moving_s if moving_s > 0 else _NO_LIMIT,
+            size_bytes=float(size),
+            fixed_s=fixed_s,
+        )
+
+
+def _link_name(ours: tuple[Place, ...], theirs: tuple[Place, ...]) -> str:
+    """The link that weights take to a replica: a machine's own, the way into a machine, or that between two regions."""
+    nodes, regions = {p.node for p in theirs}, {p.region for p in theirs}
+    inside = next((p for p in ours if p.node in nodes), None)
+    if inside is not None:
+        return f"inside {inside.node}"
+    near = next((p for p in ours if p.region in regions), None)
+    if near is not None:
+        return f"into {near.node}"
+    return f"{min(regions)} to {ours[0].region}"
+
+
+def flow_rules(
+    problem: Problem,
+    *,
+    stale: StalePolicy = "mask",
+    prompt: LengthModel | None = None,
+    response: LengthModel | None = None,
+    windows: int = 8,
+    steps: int | None = None,
+) -> FlowRules:
+    """The rules of a problem's workload. Lengths default to what the planner assumes."""
+    w = problem.workload
+    sync = w.synchronous
+    return FlowRules(
+        policy=StalenessPolicy(eta=0 if sync else w.eta, prompts_per_step=w.prompts_per_step, stale=stale),
+        responses_per_prompt=w.responses_per_prompt,
+        prompt=prompt or from_workload(w.prompt),
+        response=response or from_workload(w.response),
+        reward_s=w.reward_s_per_sample,
+        pause_all=w.update_mode == "pause" and not sync,
+        overlapped=w.update_mode == "overlapped",
+        recompute=w.kv_on_update == "recompute" and not sync,
+        windows=windows,
+        steps=steps,
+    )
+
+
+def with_lengths(problem: Problem, response: LengthModel, step: int = 0) -> Problem:
+    """The problem as a planner that has measured these answers would put it."""
+    mean = min(response.mean_tokens * response.factor(step), float(response.max_tokens))
+    cv = {"constant": 0.0, "exponential": 1.0}.get(response.family, response.cv)
+    if response.family == "listed":
+        n = len(response.listed)
+        second = sum(x * x for x in response.listed) / n
+        cv = max(0.0, second / (sum(response.listed) / n) ** 2 - 1) ** 0.5
+    lengths = Lengths(mean_tokens=mean, cv=cv, max_tokens=response.max_tokens)
+    return replace(problem, workload=replace(problem.workload, response=lengths))

@@ -1,0 +1,429 @@
+"""A whole run: a plan carried out in virtual time while machines come, go and slow down. Always labelled simulated.
+
+What becomes of a change of the fleet is one of three policies. `static`: what lost a device waits until the device is back.
+`checkpoint-restart`: any change ends everything; after a while the run goes on from its last checkpoint, planned anew.
+`elastic`: as hexctl does it: losses are repaired at once (`planner.repair`), joins coalesced by the runtime's own trigger
+rule, and the full plan follows; samples go on elsewhere, the trainer moves at a step boundary.
+"""
+
+import heapq
+from collections.abc import Callable
+
+import planner
+from planner.cluster import Device
+from planner.plan import Placement, Plan, Prediction
+from planner.problem import Problem
+from planner.record import replace
+from planner.repair import repair
+from planner.solution import Infeasible
+from runtime.core.solved import PlanCause, shape
+from runtime.core.state import ClusterState, Need
+from runtime.core.trigger import HARD_LONGEST_S, HARD_QUIET_S, JOIN_LONGEST_S, JOIN_QUIET_S, due
+from runtime.sim.churn import Change
+from runtime.sim.flow import SimulatedFlow
+from runtime.sim.options import Options
+from runtime.sim.physics import Physics, flow_rules
+from runtime.sim.timeline import Timeline
+
+INF = float("inf")
+PEAK_USD = 3600.0
+
+
+class Run:
+    """`go` carries it out. `flow` and `plans` say how it went."""
+
+    def __init__(self, problem: Problem, plan: Plan | None, options: Options, timeline: Timeline | None = None) -> None:
+        self.problem, self.options, self.timeline = problem, options, timeline
+        self.rules = flow_rules(
+            problem,
+            stale=options.stale,
+            prompt=options.prompt,
+            response=options.response,
+            windows=options.windows,
+            steps=options.steps,
+        )
+        self.flow = SimulatedFlow(self.rules, options.seed, timeline)
+        self.flow.on_step = self._stepped
+        self.present: dict[str, Device] = {d.id: d for d in problem.cluster.devices}
+        self.slow: dict[str, float] = {}
+        self.plan: Plan | None = plan
+        self.plans: list[tuple[float, str]] = []
+        self.predicted: Prediction | None = None
+        self.usd = 0.0
+        self.usd_known = True
+        self.blocked = ""
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = 0
+        self._tables: dict[object, object] = {}
+        self._placed: dict[str, Placement] = {}  # replicas that serve or start, by name
+        self._serving: set[str] = set()
+        self._train: Placement | None = None  # of the trainer that is there
+        self._wanted: Plan | None = None  # put in force at the next step boundary
+        self._moving = 0  # epoch of trainer moves
+        self._need: Need | None = None
+        self._rev = 0
+        self._down = False  # checkpoint-restart: between stop and start
+        for change in options.changes:
+            self.at(change.at_s, lambda c=change: self._change(c))  # type: ignore[misc]
+
+    def at(self, when_s: float, what: Callable[[], None]) -> None:
+        """Do something at a time."""
+        self._numbers += 1
+        heapq.heappush(self._events, (when_s, self._numbers, what))
+
+    def go(
+        self, should_stop: Callable[[], bool] = lambda: False, on_progress: Callable[[int, float], None] | None = None
+    ) -> str:
+        """Run to the end; answers with why it ended. `on_progress` is told steps and virtual seconds now and then."""
+        self._due(0.0, first=True)
+        until = self.options.until_s or INF
+        while True:
+            next_s = min(self._events[0][0] if self._events else INF, until)
+            began = self.flow.now_s
+            why = self.flow.advance(min(next_s, began + self._stride()), should_stop)
+            if why == "waits" and next_s < INF:
+                self.flow.idle_until(next_s)
+                why = ""
+            self._pay(self.flow.now_s - began)
+            if on_progress is not None:
+                on_progress(self.flow.version, self.flow.now_s)
+            if why:
+                return f"waits: {self._why_waiting()}" if why == "waits" else why
+            if self.flow.now_s >= until:
+                return "time"
+            self._due(self.flow.now_s)
+
+    def _stride(self) -> float:
+        """Seconds between two reports of progress."""
+        return max(1.0, 2 * self.predicted.step_s) if self.predicted is not None else INF
+
+    def _due(self, now_s: float, *, first: bool = False) -> None:
+        while self._events and self._events[0][0] <= now_s + 1e-9:
+            heapq.heappop(self._events)[2]()
+        if first:
+            self._begin()
+
+    def _pay(self, seconds: float) -> None:
+        if seconds > 0:
+            prices = [self.problem.cluster.kinds[d.kind].price_usd_per_h for d in self.present.values()]
+            self.usd_known = self.usd_known and all(p is not None for p in prices)
+            self.usd += seconds / 3600 * sum(p for p in prices if p is not None)
+
+    def _why_waiting(self) -> str:
+        if self.blocked:
+            return self.blocked
+        if self.flow.trainer is None:
+            return "there is no trainer"
+        if not self._serving:
+            return "no replica serves"
+        return self.flow.waits_for or "no sample may begin"
+
+    # Plans
+
+    def problem_now(self) -> Problem:
+        """The problem of the devices that are there."""
+        cluster = replace(self.problem.cluster, devices=tuple(self.present.values()))
+        costs = self.options.costs
+        return replace(self.problem, cluster=cluster, in_force=self.plan, switch_s=costs.start_s)
+
+    def _solve(self, problem: Problem) -> Plan | None:
+        if not problem.cluster.devices:
+            self.blocked = "no device is there"
+            return None
+        found = planner.solve(problem, scheduler=self.options.scheduler, budget=self.options.budget)
+        if isinstance(found, Infeasible):
+            self.blocked = f"no plan: {found.message}"
+            return None
+        self.blocked = ""
+        return found.plan
+
+    def _begin(self) -> None:
+        """The first plan stands at once: what starting costs is not a change."""
+        plan = self.plan
+        static = self.options.churn_policy == "static"
+        if plan is None:
+            plan = self._solve(self.problem if static else self.problem_now())
+        if plan is None:
+            return
+        whole = static or self._there(plan)
+        if not whole:
+            plan = self._solve(self.problem_now())
+        if plan is not None:
+            self._put(plan, "start", at_once=True)
+
+    def _there(self, plan: Plan) -> bool:
+        return all(d in self.present for p in plan.placements for d in p.devices)
+
+    def _physics(self, plan: Plan) -> Physics:
+        """Of a cluster that has the plan's devices, whether they are there or not."""
+        wanted = {d for p in plan.placements for d in p.devices} | self.present.keys()
+        cluster = replace(
+            self.problem.cluster, devices=tuple(d for d in self.problem.cluster.devices if d.id in wanted)
+        )
+        return Physics(replace(self.problem, cluster=cluster), self._tables)  # type: ignore[arg-type]
+
+    def _put(self, plan: Plan, why: str, *, at_once: bool = False) -> None:
+        """A plan comes in force: replicas that it does not have stop, new ones start, the trainer moves between steps."""
+        self.plan, now = plan, self.flow.now_s
+        physics = self._physics(plan)
+        scored = physics.cost.evaluate(plan)
+        if scored is None:
+            self.blocked = "the plan does not fit its devices"
+            return
+        self.plan = plan = scored.plan
+        if self.predicted is None:
+            self.predicted = scored.prediction
+        self.plans.append((now, why))
+        if self.timeline is not None:
+            self.timeline.mark(f"plan: {why}", now)
+        wanted = {_name(p): p for p in plan.rollouts}
+        for name, p in list(self._placed.items()):
+            if name not in wanted or _shape(wanted[name]) != _shape(p):
+                self._stop(name, lost=False)
+        self._wanted = plan
+        same = self._train is not None and plan.train is not None and _shape(self._train) == _shape(plan.train)
+        if same:
+            self._finish_move(physics)
+        elif at_once or self.flow.between_steps:
+            self._move_trainer(at_once=at_once)
+        for name, p in wanted.items():
+            if name not in self._placed and not self._held_by_trainer(p):
+                self._start(name, p, physics, at_once=at_once)
+
+    def _held_by_trainer(self, p: Placement) -> bool:
+        """Whether the replica's devices are still the old trainer's; it starts when they are free."""
+        plan = self._wanted
+        if self._train is None or (
+            plan is not None and plan.train is not None and _shape(plan.train) == _shape(self._train)
+        ):
+            return False
+        return bool(set(p.devices) & set(self._train.devices))
+
+    def _start(self, name: str, p: Placement, physics: Physics, *, at_once: bool) -> None:
+        if not all(d in self.present for d in p.devices) or physics.problem is None or self.plan is None:
+            return
+        self._placed[name] = p
+        train = self.plan.train
+        assert train is not None
+        path = physics.path(p, train)
+
+        def serve() -> None:
+            if self._placed.get(name) is p and name not in self._serving:
+                self._serving.add(name)
+                self.flow.add_replica(name, physics.replica(p), path)
+                self.flow.slow_replica(name, self._factor(p))
+
+        if at_once:
+            serve()
+            return
+        load_s = path.fixed_s + path.size_bytes / path.bytes_per_s
+        if self.timeline is not None:
+            self.timeline.span("replicas", name, "start", self.flow.now_s, self.flow.now_s + self.options.costs.start_s)
+        self.at(self.flow.now_s + self.options.costs.start_s + load_s, serve)
+
+    def _stop(self, name: str, *, lost: bool) -> None:
+        self._placed.pop(name, None)
+        if name in self._serving:
+            self._serving.discard(name)
+            self.flow.remove_replica(name, lost=lost)
+
+    def _stepped(self) -> None:
+        """A step boundary: a trainer that is to move moves now."""
+        plan = self._wanted
+        if (
+            plan is not None
+            and plan.train is not None
+            and not (self._train is not None and _shape(self._train) == _shape(plan.train))
+        ):
+            self._move_trainer(at_once=False)
+
+    def _move_trainer(self, *, at_once: bool) -> None:
+        plan = self._wanted
+        assert plan is not None
+        self._moving += 1
+        epoch = self._moving
+        self._train = None
+        if self.flow.trainer is not None:
+            self.flow.set_trainer(None)
+
+        def form() -> None:
+            if epoch == self._moving and self._wanted is not None:
+                self._finish_move(self._physics(self._wanted))
+
+        if at_once:
+            form()
+            return
+        physics = self._physics(plan)
+        for p in plan.rollouts:  # devices that the old trainer held
+            if _name(p) not in self._placed:
+                self._start(_name(p), p, physics, at_once=False)
+        self.at(self.flow.now_s + self.options.costs.reform_s, form)
+
+    def _finish_move(self, physics: Physics) -> None:
+        """The trainer of the plan in force is there, or its speed is another beside other replicas."""
+        plan = self._wanted
+        if plan is None or plan.train is None or not all(d in self.present for d in plan.train.devices):
+            return
+        if self._train is None:
+            self._train = plan.train
+            self.flow.set_trainer(physics.trainer(plan), slow=self._factor(plan.train))
+
+    def _factor(self, p: Placement) -> float:
+        return max((self.slow.get(d, 1.0) for d in p.devices), default=1.0)
+
+    # Changes
+
+    def _change(self, change: Change) -> None:
+        if self.timeline is not None:
+            self.timeline.mark(f"{change.event} {', '.join(change.nodes[:4])}", self.flow.now_s)
+        mine = [d for d in self.problem.cluster.devices if d.node in change.nodes]
+        if change.event == "slow":
+            self._slow_down(mine, change.factor)
+            return
+        gone = {d.id for d in mine} if change.event == "remove" else set()
+        came = [d for d in mine if d.id not in self.present and d.id not in gone]
+        gone &= self.present.keys()
+        self.present = {
+            d.id: d for d in self.problem.cluster.devices if (d.id in self.present or d in came) and d.id not in gone
+        }
+        if self.plan is None and not self.plans:
+            if came and self.flow.now_s > 0:
+                self._begin()
+            return
+        match self.options.churn_policy:
+            case "static":
+                self._lose(gone)
+                self._return()
+            case "checkpoint-restart":
+                self._restart(gone, came)
+            case "elastic":
+                hit = self._lose(gone)
+                if hit:
+                    self.at(self.flow.now_s + self.options.costs.detect_s, lambda: self._needs("loss", hit))
+                if came:
+                    self._needs("join", f"{len(came)} devices came")
+
+    def _slow_down(self, devices: list[Device], factor: float) -> None:
+        for d in devices:
+            self.slow[d.id] = max(factor, 1e-3)
+        for name, p in self._placed.items():
+            self.flow.slow_replica(name, self._factor(p))
+        if self._train is not None:
+            self.flow.slow_trainer(self._factor(self._train))
+
+    def _lose(self, gone: set[str]) -> str:
+        """What runs on devices that are gone ends; answers with what it was, in words."""
+        hit = [name for name, p in self._placed.items() if gone & set(p.devices)]
+        for name in hit:
+            self._stop(name, lost=True)
+        trainer = self._train is not None and bool(gone & set(self._train.devices))
+        if trainer:
+            self._moving += 1
+            self._train = None
+            self.flow.set_trainer(None)
+        parts = ([f"{len(hit)} replicas"] if hit else []) + (["the trainer"] if trainer else [])
+        planned = self._wanted is not None and any(gone & set(p.devices) for p in self._wanted.placements)
+        return f"lost {' and '.join(parts)}" if parts else "lost devices of the plan" if planned else ""
+
+    def _return(self) -> None:
+        """static: placements whose devices are all there again start anew."""
+        plan = self.plan
+        if plan is None:
+            return
+        physics = self._physics(plan)
+        for p in plan.rollouts:
+            if _name(p) not in self._placed:
+                self._start(_name(p), p, physics, at_once=False)
+        train = plan.train
+        if self._train is None and train is not None and all(d in self.present for d in train.devices):
+            self._moving += 1
+            epoch = self._moving
+            self.at(
+                self.flow.now_s + self.options.costs.reform_s,
+                lambda: self._finish_move(physics) if epoch == self._moving else None,
+            )
+
+    def _restart(self, gone: set[str], came: list[Device]) -> None:
+        """checkpoint-restart: everything ends, and begins again from the last checkpoint."""
+        costs = self.options.costs
+        used = self._wanted is not None and any(gone & set(p.devices) for p in self._wanted.placements)
+        if not self._down and (used or (came and costs.restart_on_join)):
+            version = self.flow.version - self.flow.version % costs.checkpoint_steps
+            for name in list(self._placed):
+                self._stop(name, lost=False)
+            self._train, self._wanted = None, None
+            self.flow.roll_back(version)
+            self._down = True
+            self.at(self.flow.now_s + costs.restart_s, self._come_back)
+        elif not self._down and self._wanted is None and came:
+            self._come_back()
+
+    def _come_back(self) -> None:
+        self._down, self.plan = False, None
+        plan = self._solve(self.problem_now())
+        if plan is not None:
+            self._put(plan, "restart", at_once=True)
+
+    def _needs(self, cause: PlanCause, reason: str) -> None:
+        """elastic: a plan is needed; the runtime's rule says when it is worked on."""
+        now, old = self.flow.now_s, self._need
+        self._rev += 1
+        self._need = Need(
+            causes=(old.causes if old else frozenset()) | {cause},
+            reasons=(*(old.reasons if old else ()), reason),
+            since_s=old.since_s if old else now,
+            last_s=now,
+            rev=self._rev,
+            urgent_rev=self._rev if cause != "join" else (old.urgent_rev if old else self._rev),
+        )
+        for t in (now + HARD_QUIET_S, now + JOIN_QUIET_S):
+            self.at(t, self._look)
+        for t in (self._need.since_s + HARD_LONGEST_S, self._need.since_s + JOIN_LONGEST_S):
+            if t > now:
+                self.at(t, self._look)
+
+    def _look(self) -> None:
+        need = due(ClusterState(need=self._need), self.flow.now_s + 1e-9) if self._need is not None else None
+        if need is None:
+            return
+        self._need = None
+        costs, problem, why = self.options.costs, self.problem_now(), ", ".join(dict.fromkeys(need.reasons))
+        rev = self._rev
+        if "loss" in need.causes and self.plan is not None and problem.cluster.devices:
+            found = repair(problem, self.plan)
+            if isinstance(found, Infeasible):
+                self.blocked = f"no plan: {found.message}"
+            else:
+                self.blocked, repaired = "", found.plan
+                self.at(self.flow.now_s + costs.repair_s, lambda: self._adopt(repaired, f"repair: {why}", rev))
+        self.at(self.flow.now_s + costs.solve_s, lambda: self._full_plan(why, rev))
+
+    def _full_plan(self, why: str, rev: int) -> None:
+        """The good plan, for the fleet as it is when it arrives: it was begun `solve_s` ago."""
+        if rev != self._rev:
+            return  # something newer is being worked on
+        plan = self._solve(self.problem_now())
+        if plan is not None:
+            self._adopt(plan, why, rev)
+
+    def _adopt(self, plan: Plan, why: str, rev: int) -> None:
+        if rev != self._rev or not self._there(plan):
+            return
+        if (
+            self.plan is not None
+            and shape(plan) == shape(self.plan)
+            and self._there(self.plan)
+            and self._wanted is not None
+        ):
+            missing = [p for p in plan.rollouts if _name(p) not in self._placed]
+            if not missing and (self._train is not None or self._moving):
+                return
+        self._put(plan, why)
+
+
+def _name(p: Placement) -> str:
+    return f"replica {p.devices[0]}"
+
+
+def _shape(p: Placement) -> object:
+    return (p.role, p.devices, p.tp, p.pp, p.dp, tuple((s.devices, s.tp, s.dp, s.layers) for s in p.stages))

@@ -1,0 +1,81 @@
+"""`hexctl simulate` as people call it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hexctl.cli.main import main
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+SMALL = ["simulate", "laptop", "--steps", "12"]
+
+
+def test_the_answer_is_labelled_and_stands_beside_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(SMALL) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("simulated: laptop, 12 steps")
+    for word in ("predicted", "tokens/s", "$/Mtok", "staleness", "trainer", "rollout", "masked", "wasted"):
+        assert word in out
+
+
+def test_the_document_has_the_figures_and_the_timeline_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    timeline = tmp_path / "run.json"
+    assert main([*SMALL, "--output", "json", "--seed", "3", "--timeline", str(timeline)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["simulated"] is True
+    assert (document["steps"], document["ended"]) == (12, "steps")
+    there = document["trained_tokens"] + document["masked_tokens"] + document["in_flight_tokens"]
+    assert document["generated_tokens"] == there + sum(document["wasted_tokens"].values())
+    assert document["predicted"]["tokens_per_s"] > 0
+    assert {e["ph"] for e in json.loads(timeline.read_text())["traceEvents"]} >= {"M", "X", "C"}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "mean"), [("constant:10", 10), ("exponential:8", 8), ("lognormal:12,0.5", 12), ("file", 6)]
+)
+def test_lengths_of_its_own(lengths: str, mean: float, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    if lengths == "file":
+        lengths = str(tmp_path / "lengths.txt")
+        Path(lengths).write_text("# tokens\n4\n8\n")
+    assert main([*SMALL, "--output", "json", "--lengths", lengths]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["trained_tokens"] + document["masked_tokens"] > 0
+    # The share of steps is what it was: tokens of a step over its samples are the mean length.
+    local = json.loads(json.dumps(document))
+    assert local["predicted"]["tokens_per_s"] * local["predicted"]["step_s"] == pytest.approx(
+        mean * _samples(), rel=0.01
+    )
+
+
+def _samples() -> int:
+    from runtime.config.load import load_config
+
+    a = load_config(CONFIGS / "laptop.toml").config.algorithm
+    return a.prompts_per_step * a.responses_per_prompt
+
+
+@pytest.mark.parametrize("policy", ["elastic", "static", "checkpoint-restart"])
+def test_the_shipped_trace_runs_under_every_policy(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(CONFIGS / "traces" / "example.csv")
+    words = ["simulate", "h800-8-h20-16", "--steps", "40", "--trace", trace, "--policy", policy, "-o", "json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 40
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--lengths", "normal:3"], "not a length distribution"),
+        (["--lengths", "lognormal:3"], "not a length distribution"),
+        (["--scheduler", "nobody"], "nobody"),
+        (["--steps", "0"], "--steps"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_words(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, *words]) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""What is measured, and how long it is said to take."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.profile.agenda import Card, Machine, Order, agenda, expected_s
+from runtime.profile.measure import LIMIT_S, QUICK_LIMIT_S
+
+
+def cards(*kinds: str, memory_bytes: float = 80e9) -> tuple[Card, ...]:
+    return tuple(Card(uuid=f"GPU-{i}", kind=k, name=k, memory_bytes=memory_bytes) for i, k in enumerate(kinds))
+
+
+MACHINES = {
+    "cpu": Machine(host="h", cores=2),
+    "one": Machine(host="h", cards=cards("H100"), cores=16),
+    "eight": Machine(host="h", cards=cards(*["H100"] * 8), cores=128),
+    "mixed": Machine(host="h", cards=cards("A100-40", "L4", "A100-40", memory_bytes=24e9), cores=32),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_node_takes_less_than_its_limit(name: str, quick: bool) -> None:
+    items = agenda(MACHINES[name], Order(quick=quick))
+    assert expected_s(items) < (QUICK_LIMIT_S if quick else LIMIT_S)
+    assert all(i.seconds > 0 for i in items)
+    if quick:
+        assert expected_s(items) < expected_s(agenda(MACHINES[name], Order()))
+
+
+def test_each_kind_is_measured_once_and_together_only_where_there_are_two() -> None:
+    items = agenda(MACHINES["mixed"], Order())
+    assert [(i.kind, i.card) for i in items if i.part == "gemm"] == [("A100-40", 0), ("L4", 1)]
+    assert {i.kind for i in items if i.part in ("peer", "collectives")} == {"A100-40"}
+    # 18 bytes a parameter in half of 24 GB: 0.6 b fits, 1.7 b does not.
+    assert {i.model for i in items if i.part == "trainer"} == {"reference-0.6b"}
+    ranks = [i.ranks for i in agenda(MACHINES["eight"], Order()) if i.part == "collectives"]
+    assert ranks == [2, 4, 8]
+
+
+def test_a_cpu_is_measured_only_without_cards_and_paced_kinds_beside_it() -> None:
+    assert {i.kind for i in agenda(MACHINES["one"], Order())} == {"H100"}
+    both = agenda(MACHINES["cpu"], Order(paced=("fast",)))
+    assert {i.kind for i in both} == {"fast", "host-cpu"}
+    assert {i.kind for i in agenda(MACHINES["cpu"], Order(paced=("fast",), cpu=False))} == {"fast"}
+
+
+@given(st.sets(st.sampled_from(["gemm", "copy", "decode", "collectives", "engine"])))
+def test_only_what_is_asked_for(parts: set[str]) -> None:
+    items = agenda(MACHINES["eight"], Order(only=tuple(parts)))  # type: ignore[arg-type]
+    assert {i.part for i in items} == parts if parts else len(items) > 5

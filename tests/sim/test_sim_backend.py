@@ -1,0 +1,111 @@
+"""The simulated run behind the daemon's seam: what the dashboard is told is what the simulator says."""
+
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner.model import load_model_spec
+from planner.plan import Plan
+from planner.problem import Problem
+from planner.record import replace
+from planner.solution import Feasible
+from runtime.backends.simulated.running import SimulatedRun
+from runtime.backends.simulated.script import DeviceLeaves
+from runtime.config.load import load_config, need_runnable
+from runtime.config.problem import cluster_from_config, problem_from_config
+from runtime.core.action import DrainReplica, StartReplica, StartTrainer, StopReplica
+from runtime.core.observation import Observation
+from runtime.daemon.worlds import RayWorld, SimulatedWorld, world_of
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@pytest.fixture(scope="module")
+def planned() -> tuple[Problem, Plan]:
+    config = load_config(CONFIGS / "sim-h800-h20.toml").config
+    problem = problem_from_config(config, cluster_from_config(config), load_model_spec(config.model.path))
+    problem = replace(problem, workload=replace(problem.workload, prompts_per_step=64))
+    found = planner.solve(problem)
+    assert isinstance(found, Feasible)
+    return problem, found.plan
+
+
+def started(problem: Problem, plan: Plan, *, speed: float = 60.0, steps: int | None = None) -> SimulatedRun:
+    """With every unit of the plan ordered at second 0."""
+    backend = SimulatedRun(problem, speed=speed, steps=steps)
+    assert plan.train is not None
+    backend.observe(0.0)
+    backend.apply(StartTrainer(trainer="t0", epoch=1, devices=plan.train.devices))
+    for i, r in enumerate(plan.rollouts):
+        backend.apply(StartReplica(replica=f"r{i}", epoch=1, devices=r.devices))
+    return backend
+
+
+def look(backend: SimulatedRun, begin: int, end: int) -> Observation:
+    """Look each second; answers with the last look."""
+    seen = backend.observe(float(begin))
+    for s in range(begin + 1, end):
+        seen = backend.observe(float(s))
+    return seen
+
+
+def test_a_run_trains_at_the_rate_that_the_plan_predicts(planned: tuple[Problem, Plan]) -> None:
+    problem, plan = planned
+    found = planner.solve(problem)
+    assert isinstance(found, Feasible)
+    flow = look(started(problem, plan), 1, 40).flow
+    assert flow is not None
+    assert flow.step > 10
+    assert flow.trained_tokens_per_s == pytest.approx(found.prediction.tokens_per_s, rel=0.1)
+    assert flow.staleness_max is not None
+    assert flow.staleness_max <= problem.workload.eta
+    wasted = sum(flow.wasted_tokens.values())
+    assert flow.generated_tokens == flow.trained_tokens + flow.masked_tokens + flow.in_flight_tokens + wasted
+    assert len(flow.replicas) == len(plan.rollouts)
+
+
+def test_a_lost_device_ends_its_replica_and_its_samples_go_elsewhere(planned: tuple[Problem, Plan]) -> None:
+    problem, plan = planned
+    backend = started(problem, plan)
+    look(backend, 1, 10)
+    lost = plan.rollouts[0].devices[0]
+    backend.fleet.inject(DeviceLeaves(at_s=10.0, device=lost))
+    seen = look(backend, 10, 12)
+    assert [r.phase for r in seen.replicas if lost in r.devices] == ["dead"]
+    assert next(d.present for d in seen.devices if d.id == lost) is False
+    before = seen.flow
+    after = look(backend, 12, 30).flow
+    assert before is not None
+    assert after is not None
+    assert after.step > before.step
+    assert after.samples_by_state["SUSPENDED"] == 0
+
+
+def test_a_drained_replica_loses_nothing(planned: tuple[Problem, Plan]) -> None:
+    problem, plan = planned
+    backend = started(problem, plan)
+    look(backend, 1, 10)
+    backend.apply(DrainReplica(replica="r0", epoch=1))
+    backend.apply(StopReplica(replica="r0", epoch=1))
+    seen = look(backend, 10, 20)
+    assert "r0" not in {r.id for r in seen.replicas}
+    assert seen.flow is not None
+    assert seen.flow.redone_tokens == 0
+
+
+def test_it_is_finished_after_its_steps(planned: tuple[Problem, Plan]) -> None:
+    backend = started(*planned, steps=5)
+    flow = look(backend, 1, 40).flow
+    assert flow is not None
+    assert (flow.finished, flow.steps_done) == (True, 5)
+
+
+def test_the_configuration_names_the_world() -> None:
+    simulated = load_config(CONFIGS / "sim-h800-h20.toml")
+    need_runnable(simulated)  # neither weights nor a task are needed
+    assert isinstance(world_of(simulated.config), SimulatedWorld)
+    assert isinstance(world_of(load_config(CONFIGS / "local.toml").config), RayWorld)
+    found = SimulatedWorld().discover(simulated.config, "run")
+    assert found.label == "simulated"
+    assert len(found.cluster.devices) == 56
