@@ -55,6 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         compared=compared,
         predicted=list(measured.predictions(figures)),
         rents=rents,
+        roles=claims.roles(solves, figures),
         rows=rows,
         contradictions=list(contradictions.contradictions(figures)),
         clocks=timed,

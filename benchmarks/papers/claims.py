@@ -273,6 +273,16 @@ class Compared:
         )
 
 
+def roles(solves: Solves, figures: Figures) -> list[tuple[str, Inputs, Outcome]]:
+    """hex's plans for the mix of Figure 3 at the shipped assumptions and other lengths: which kind trains."""
+    found = []
+    for m, i in itertools.product(MODELS, (replace(BASE, response_mean=x) for x in LENGTHS)):
+        plan = Answers(solves=solves, model=m, figures=figures).of(MIX, i)
+        if plan is not None:
+            found.append((m, i, plan))
+    return found
+
+
 def compare(solves: Solves, figures: Figures, found: Sequence[Claim]) -> list[Compared]:
     """Claims over the sweep."""
     inputs = sweep()

@@ -7,11 +7,11 @@ from benchmarks.papers.claims import BESIDE, NEAR, OTHERS, Compared
 from benchmarks.papers.clocks import MODEL, REPEATS, Clock
 from benchmarks.papers.contradictions import Contradiction
 from benchmarks.papers.figures import H800, HEX, MODELS, Figures
-from benchmarks.papers.fleets import BASE, ETA, FIRST_PRINCIPLES, LENGTHS, SHEETS, model_spec, sweep
+from benchmarks.papers.fleets import BASE, ETA, FIRST_PRINCIPLES, LENGTHS, SHEETS, Inputs, model_spec, sweep
 from benchmarks.papers.measured import Predicted
 from benchmarks.papers.mixes import Rent
 from benchmarks.papers.scenarios import READINGS, Pair, Row, every_gain
-from benchmarks.papers.solves import EVALUATIONS
+from benchmarks.papers.solves import EVALUATIONS, Outcome
 from benchmarks.papers.words import SECTIONS, beats, near_text, overlap, verdict, where, would_have_to_be
 from planner.record import record
 
@@ -27,6 +27,7 @@ class Everything:
     predicted: Sequence[Predicted]
     rents: Sequence[Rent]
     rows: Sequence[Row]
+    roles: Sequence[tuple[str, Inputs, Outcome]]
     contradictions: Sequence[Contradiction]
     clocks: Sequence[Clock]
     machine: str
@@ -186,6 +187,8 @@ def _table_a(x: Everything) -> Iterator[str]:
             *(f"hex over `{s}`" for s in OTHERS),
         ]
         yield from table(head, [_claim_row(c) for c in found])
+        if section == "figure 3":
+            yield from _roles(x)
         if section == "figure 4":
             yield from _sync(x.figures)
 
@@ -198,6 +201,23 @@ def _claim_row(c: Compared) -> list[str]:
         number(None if c.base is None else c.base / c.claim.paper), pair(swept, d), near_text(c), verdict(c),
         *(pair(b) for b in c.beats),
     ]  # fmt: skip
+
+
+def _roles(x: Everything) -> Iterator[str]:
+    """Which kind trains in our plans."""
+    yield from (
+        "In the paper H800 train and H20 generate. What `hex` does with 8 H800 + 48 H20, shipped assumptions but for the "
+        "length; *gap*: how far the plan is below the proven bound:",
+        "",
+    )
+    rows = []
+    for m, i, plan in x.roles:
+        sides = (
+            " + ".join(f"{n} {k}" for k, n in sorted(side.items(), reverse=True)) for side in (plan.train, plan.rollout)
+        )
+        gap = "-" if plan.gap is None else f"{100 * plan.gap:.1f} %"
+        rows.append([m, f"{i.response_mean:,.0f}", *sides, f"{plan.tokens_per_s:,.0f}", gap])
+    yield from table(["model", "mean tokens", "train", "generate", "tokens/s", "gap"], rows)
 
 
 def _sync(f: Figures) -> Iterator[str]:
