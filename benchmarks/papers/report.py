@@ -77,10 +77,12 @@ def _opening(x: Everything) -> list[str]:
     return [
         "# What two papers report, and what our models say",
         "",
+        "<!-- Written by `make papers`; edit benchmarks/papers instead. -->",
+        "",
         "Written by `make papers`; every figure below comes from code, none was put in by hand, and nothing was "
         "tuned to the papers. "
-        "**Ours are modelled, not measured**: plans of this planner under its cost model. The papers' were measured "
-        "on GPUs.",
+        "**Ours are modelled, not measured**: plans of this planner under its cost model "
+        "([how far that is from measurements](validation.md)). The papers' were measured on GPUs.",
         "",
         "- **AReaL-Hex** (arXiv 2511.00796) trains reasoning models of 1.5B, 7B and 14B by asynchronous "
         "reinforcement learning on a mix of two "
