@@ -35,10 +35,13 @@ from benchmarks.papers.contradictions import (
 from benchmarks.papers.figures import FILES, H800, HEX, MODELS, Figures, Latency, missing, read_figures
 from benchmarks.papers.fleets import BASE, SHEETS, areal_hex, hetrl, sweep
 from benchmarks.papers.measured import Rates, Split, best, predict, predictions, rates_of, speed_ratios, step_s
+from benchmarks.papers.mixes import asks as mix_asks
+from benchmarks.papers.mixes import compare as compare_mixes
 from benchmarks.papers.mixes import mixes
 from benchmarks.papers.plots import Bar, drawn
 from benchmarks.papers.report import number, pair, table
 from benchmarks.papers.scenarios import Case, Row
+from benchmarks.papers.simulated import Simulated, section
 from benchmarks.papers.solves import Ask, Outcome, Solves
 from benchmarks.papers.words import near_text, overlap, verdict, where
 from planner.errors import InvalidInput
@@ -258,6 +261,26 @@ def test_every_claim_has_a_figure_of_the_paper(small: Figures) -> None:
     assert by_what["24 H800 + 24 H20 over 88 H20, 7B"] == pytest.approx(120 / 50)
     assert by_what["sync, % of a step on 8 H800 + 48 H20, 7B"] == pytest.approx(20)
     assert by_what["tokens a dollar, the bar of 56 GPUs over that of 24, 7B"] == pytest.approx(2.5 / 2.2)
+
+
+def test_what_to_rent_by_hand(small: Figures) -> None:
+    """An H800 is worth 10 tokens/s and an H20 5, at 5 and 2 dollars: H20 give more for the money."""
+    solves = Solves()
+    for ask in mix_asks(solves, small):
+        kinds = [d.kind for d in ask.problem.cluster.devices]
+        solves.remember(ask, outcome(10.0 * kinds.count("H800") + 5.0 * kinds.count("H20")))
+    found = compare_mixes(solves, small)
+    assert {r.model for r in found} == set(MODELS)
+    # 120 dollars an hour: 24 H800 give 240; 8 + 40 (120 dollars) and 0 + 56 (112) give 280, the second for less.
+    assert {(r.most, round(r.gain, 9)) for r in found} == {((0, 56), round(280 / 240, 9))}
+    # As fast as 240: 0 + 48 for 96 dollars.
+    assert {(r.least, round(r.saving, 9)) for r in found} == {((0, 48), 120 / 96)}
+
+
+def test_without_a_simulator_there_is_no_section() -> None:
+    assert list(section([])) == []
+    rows = list(section([Simulated(what="a over b", paper=1.5, predicted=2.0, simulated=1.9)]))
+    assert "| a over b | 1.50 | 2.00 | 1.90 | 0.950 |" in rows
 
 
 def test_swept_inputs_reach_the_problem() -> None:
