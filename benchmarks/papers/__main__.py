@@ -66,7 +66,9 @@ def main(argv: list[str] | None = None) -> int:
     (arguments.to / "papers.md").write_text(report(found))
     for name, text in zip(IMAGES, pictures(found), strict=True):
         (arguments.to / "images" / name).write_text(text)
-    said(f"wrote {arguments.to / 'papers.md'}")
+    spent = os.times()
+    cpu_s = spent.user + spent.system + spent.children_user + spent.children_system
+    said(f"wrote {arguments.to / 'papers.md'}, {cpu_s:.0f} CPU s")
     return 0
 
 
