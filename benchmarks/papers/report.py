@@ -161,7 +161,7 @@ def _table_a(x: Everything) -> Iterator[str]:
         f"({len(sweep())} points a claim): mean "
         f"response length ({lengths} tokens) x H800 sheet ({' and '.join(SHEETS)} in TFLOP/s and TB/s) x samples a "
         f"replica decodes at once (64, or what "
-        "memory allows); and one at a time at 1,000 and 14,000 tokens spread (coefficient of variation 0.3, 1.2), "
+        "memory allows); and one at a time around the shipped assumptions spread (coefficient of variation 0.3, 1.2), "
         "eta (1, 8), prompts a step (128), "
         "rolling updates, and keeping KV caches over an update.",
         f"*Ours* is `hex` at the shipped assumptions ({BASE.text()}, {BASE.prompts} prompts x 16, spread "
