@@ -115,11 +115,24 @@ def contradictions(f: Figures) -> Iterator[Contradiction]:
         paper="HetRL", what="best speed-up over verl", one=f"abstract: up to {UP_TO_OVER_VERL}x",
         other=f"a range that ends at {high}x", holds=high > UP_TO_OVER_VERL,
     )  # fmt: skip
+    yield from _hetrl_ranges(f)
     yield Contradiction(
         paper="HetRL", what="memory bandwidth of the A100-40", one=f"printed: {A100_40_PRINTED:,} GB/s",
         other=f"the 40 GB part has {A100_40_PART:,}; the 80 GB part has the printed "
             f"one", holds=A100_40_PRINTED != A100_40_PART,
     )  # fmt: skip
+
+
+def _hetrl_ranges(f: Figures) -> Iterator[Contradiction]:
+    one, other = f.speed_up("S1", "async", "verl"), f.speed_up("S1", "async", "streamrl")
+    if one is not None and other is not None:
+        yield Contradiction(
+            paper="HetRL",
+            what="two baselines, one range",
+            one=f"S1, async, over verl: {one.low:.2f}-{one.high:.2f}x",
+            other=f"over StreamRL, another system: {other.low:.2f}-{other.high:.2f}x, to the last digit",
+            holds=(one.low, one.high) == (other.low, other.high),
+        )
 
 
 def _areal_hex_text(f: Figures) -> Iterator[Contradiction]:

@@ -208,7 +208,8 @@ def _claim_row(c: Compared) -> list[str]:
 def _roles(x: Everything) -> Iterator[str]:
     """Which kind trains in our plans."""
     yield from (
-        "In the paper H800 train and H20 generate. What `hex` does with 8 H800 + 48 H20, shipped assumptions but for the "
+        "In the paper H800 train and H20 generate. What `hex` does with 8 H800 + 48 H20, shipped assumptions but "
+        "for the "
         "length; *gap*: how far the plan is below the proven bound:",
         "",
     )
@@ -280,7 +281,8 @@ def _hetrl(x: Everything) -> Iterator[str]:
         f"*Ours*: `hex` over the baseline, least to most over models and algorithms. *Other readings*: the same for "
         f"8B GRPO with {readings}. "
         f"`hetrl` (8B only, {EVALUATIONS['hetrl']} evaluations: it takes long) is this project's build of the "
-        f"paper's search. *No plan*: cases where the baseline's rule has none; they "
+        f"paper's search. *Shares by speed* compares one plan of `hex` with both kinds of shares, not planned anew. "
+        f"*No plan*: cases where the baseline's rule has none; they "
         "are left out.",
         "",
     )

@@ -193,7 +193,7 @@ def _own(solves: Solves, figures: Figures) -> Iterator[Row]:
         ("load balancing gain cross region sync", SCENARIOS[1:]),
     ):
         yield _plain(
-            "the same plan, shares by replica speed over equal shares, sync", figures, name, scenarios,
+            "shares by speed over equal shares, sync", figures, name, scenarios,
             [(c, _balanced(solves.of(c.ask()))) for s in scenarios for c in cases(s, "sync") if not c.reading],
         )  # fmt: skip
 

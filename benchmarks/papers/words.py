@@ -79,7 +79,7 @@ HETRL_REASONS = {
         "leave it two machines of eight. The paper's regions would have to hold more GPUs, or its groups to span "
         "several."
     ),
-    ("the same plan, shares by replica speed over equal shares, sync", "above"): (
+    ("shares by speed over equal shares, sync", "above"): (
         "`hex` makes plans for shares by speed; with equal shares one would make others, which is what the paper "
         "may compare."
     ),
@@ -173,6 +173,7 @@ def would_have_to_be(
     if any(c.claim.fleets[1][0] == 0 for c in out.get("figure 3", ())):
         yield from _over_h20(predicted)
     yield from _balance(f, out)
+    yield from _training(f, compared)
     yield from _others(out)
     yield from _hetrl(rows)
 
@@ -193,6 +194,21 @@ def _over_h20(predicted: Sequence[Predicted]) -> Iterator[str]:
     )
 
 
+def _training(f: Figures, compared: Sequence[Compared]) -> Iterator[str]:
+    """How much faster one kind trains than the other, which decides who trains."""
+    price = f.setup["H800 price"] / f.setup["H20 price"]
+    found = [
+        c for c in compared if c.claim.what.startswith("an H800 is cheaper a trained token") and c.base is not None
+    ]
+    ours, theirs = [(c.base or 0.0) * price for c in found], [c.claim.paper * price for c in found]
+    if found and max(ours) < min(theirs):
+        yield (
+            f"**Who trains.** An H800 trains {_span(ours, 1)}x as fast as an H20 at the shipped assumptions and "
+            f"{_span(theirs, 1)}x by Table 1, where it costs {price:.2f}x as much. The smaller the factor, the more "
+            "H20 our plans let train (table under Figure 3); the paper's roles need the larger one."
+        )
+
+
 def _others(out: dict[str, list[Compared]]) -> Iterator[str]:
     """Claims of the other sections, by how far the nearest inputs are off."""
     for name in ("figure 2", "table 1", "table 3", "table 4", "figure 5"):
@@ -201,7 +217,7 @@ def _others(out: dict[str, list[Compared]]) -> Iterator[str]:
             if c.nearest is not None and c.nearest[1] > 0:
                 off = c.claim.paper / c.nearest[1]
                 word = f"{off:.1f}x more" if off > 1 else f"{1 / off:.1f}x less"
-                said.append(f"{c.claim.what}: {c.nearest[1]:.2f} at best, printed {c.claim.paper:.2f} ({word})")
+                said.append(f"{c.claim.what}: {c.nearest[1]:.2f} nearest, printed {c.claim.paper:.2f} ({word})")
         if said:
             yield f"**{SECTIONS[name][0].split(':')[0]}.** {'; '.join(said)}. {REASONS[name]}"
 
