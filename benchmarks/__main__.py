@@ -34,7 +34,7 @@ def main() -> int:
         print(f"{name} ...", file=sys.stderr)
         for key, value in importlib.import_module(f"benchmarks.bench_{name}").run().items():
             figures[f"{name}.{key}"] = round(value, 4)
-    width = max(len(k) for k in figures)
+    width = max((len(k) for k in figures), default=6)
     print(f"{'figure':{width}}  {'now':>12}  {'baseline':>12}")
     for key, value in figures.items():
         old = kept.get(key)

@@ -43,9 +43,9 @@ def plan_cell(search: Search, scan: SideScan, cell: SideCell, period_s: float, *
     ways: Iterator[Way] = scan.sides.ways(scan.in_order(cell.used), scan.in_order(cell.actor), _to_beat_s(search))
     if small:
         for way in ways:
-            for beside in _besides(scan):
-                for shares in _shares(way, beside):
-                    _plan_way(search, scan, way, shares, dict.fromkeys(scan.kinds, beside), small=True)
+            for shares in _shares(way, _besides(scan)):
+                if _least_s(scan, way, shares) < _to_beat_s(search):
+                    _plan_way(search, scan, way, shares, _most(way, shares), small=True)
         return
     # In sync modes generation comes on top, and takes at least what it would with the memory of all devices to itself.
     window_s = period_s - cell.side_s if scan.shared else 0.0
@@ -114,16 +114,21 @@ def _besides(scan: SideScan) -> tuple[float, ...]:
     return (*sorted({replica_resident_bytes(cost.context, s.tp, s.pp) for s in shapes}), 0.0)
 
 
-def _shares(way: Way, beside: float) -> Iterator[tuple[tuple[float, ...], ...]]:
-    """By group and block, what replicas may hold on its devices: the same everywhere, or on some blocks only, where the others
-    need the memory themselves."""
-    if not beside:
-        yield tuple((beside,) * len(blocks) for blocks in way.blocks)
-        return
-    for flat in itertools.product((beside, 0.0), repeat=sum(len(blocks) for blocks in way.blocks)):
-        if any(flat):
-            each = iter(flat)
-            yield tuple(tuple(next(each) for _ in blocks) for blocks in way.blocks)
+def _shares(way: Way, besides: Sequence[float]) -> Iterator[tuple[tuple[float, ...], ...]]:
+    """By group and block, what replicas may hold on its devices: every combination, the same everywhere first."""
+    blocks = sum(len(b) for b in way.blocks)
+    for flat in sorted(itertools.product(besides, repeat=blocks), key=lambda f: len(set(f))):
+        each = iter(flat)
+        yield tuple(tuple(next(each) for _ in b) for b in way.blocks)
+
+
+def _most(way: Way, shares: tuple[tuple[float, ...], ...]) -> dict[str, float]:
+    """By kind, the most that replicas may hold on a block of it."""
+    out: dict[str, float] = {}
+    for blocks, held in zip(way.blocks, shares, strict=True):
+        for b, n in zip(blocks, held, strict=True):
+            out[b.kind] = max(out.get(b.kind, 0.0), n)
+    return out
 
 
 def _laid_out(

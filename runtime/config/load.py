@@ -104,7 +104,9 @@ def need_runnable(loaded: LoadedConfig) -> None:
     if config.fleet.source == "declared":
         wanting.append("a fleet.source whose devices exist")
     runs = {"name": "grpo", "reference_model": False, "reward_model": False, "update_mode": "rolling"}
-    for key, value in {**runs, "kv_on_update": "recompute"}.items():
+    if config.rollout.engine == "torch":
+        runs["kv_on_update"] = "recompute"
+    for key, value in runs.items():
         if getattr(config.algorithm, key) != value:
             wanting.append(f"algorithm.{key} = {json.dumps(value)}")
     if wanting:
@@ -351,6 +353,20 @@ def _contradictions(config: Config) -> Iterator[_Fault]:
     if config.fleet.devices:
         yield from _refused(lambda: cluster_from_config(config))
     yield from _refused(lambda: workload_from_config(config))
+    if config.rollout.engine == "vllm":
+        yield from _not_of_vllm(config)
+
+
+def _not_of_vllm(config: Config) -> Iterator[_Fault]:
+    """What only the torch engine computes."""
+    dtype = config.model.rollout_dtype or config.model.dtype
+    if dtype == "float64":
+        key = "rollout_dtype" if config.model.rollout_dtype is not None else "dtype"
+        expected = "float32 or bfloat16"
+        yield _Fault(loc=("model", key), what="vllm has no such dtype", got=dtype, expected=expected, hint="")
+    if config.model.scale_logits:
+        hint = "the torch engine does"
+        yield _Fault(loc=("model", "scale_logits"), what="vllm scales no logits", got=True, expected="false", hint=hint)
 
 
 def _refused(make: Callable[[], object]) -> Iterator[_Fault]:

@@ -82,7 +82,11 @@ def problem_from_config(
         train_mixed_dp=planner.mixed_ranks, task_groups=2, colocate=True
     )  # the whole plan space
     if planner.capabilities == "runtime":
-        capabilities = replace(Capabilities.single_device_roles(), rollout_max_running=config.sampling.max_running)
+        capabilities = replace(
+            Capabilities.single_device_roles(),
+            rollout_max_tp=config.rollout.max_tp if config.rollout.engine == "vllm" else 1,
+            rollout_max_running=config.sampling.max_running,
+        )
     elif config.fleet.source == "simulated":
         capabilities = Capabilities()  # any shape, with the roles that a run has
     problem = Problem(

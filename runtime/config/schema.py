@@ -136,6 +136,29 @@ class SamplingSection(Section):
     max_running: int = Field(128, ge=1, description="samples a replica decodes at once, memory allowing")
 
 
+class RolloutSection(Section):
+    """The engine that generates."""
+
+    engine: Literal["torch", "vllm"] = Field(
+        "torch", description="torch: our own; vllm: needs the package vllm and a model of a Hugging Face shape"
+    )
+    max_tp: int = Field(1, ge=1, le=8, description="vllm: most devices of one replica, all in one machine")
+    gpu_memory_share: float = Field(
+        0.85, gt=0, le=0.98, description="vllm on a GPU: share of the card for weights, KV cache and activations"
+    )
+    kv_cache: Bytes = Field(2**30, validate_default=True, description="vllm on a CPU: the KV cache, in whole GiB")
+    batched_tokens: int = Field(8192, ge=64, description="vllm: most tokens of one engine step")
+    eager: bool | None = Field(
+        None, description="vllm: no compiling and no CUDA graphs; default: on a CPU, where compiling takes longer"
+    )
+    start_deadline: Seconds = Field(
+        280.0, validate_default=True, description="vllm: for the engine to come up with a sampled token"
+    )
+    token_deadline: Seconds = Field(
+        60.0, validate_default=True, description="vllm: an engine that samples no token for so long is ended"
+    )
+
+
 class EvaluationSection(Section):
     every_steps: int = Field(0, ge=0, description="0: never")
     prompts: int = Field(64, ge=1)
@@ -282,6 +305,7 @@ class Config(Section):
     task: TaskSection | None = None
     algorithm: AlgorithmSection = AlgorithmSection()
     sampling: SamplingSection = SamplingSection()
+    rollout: RolloutSection = RolloutSection()
     evaluation: EvaluationSection = EvaluationSection()
     lengths: LengthsSection = LengthsSection()
     fleet: FleetSection = FleetSection()

@@ -58,6 +58,10 @@ class RolloutEngine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    def close(self) -> None:
+        """Let go of whatever lives outside this process. May be called twice; nothing else is called after it."""
+        ...
+
 
 class Trainer(Protocol):
     """Holds parameters and optimiser. One optimiser step a batch."""

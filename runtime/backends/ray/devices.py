@@ -7,6 +7,7 @@ from collections.abc import Callable
 from planner.cluster import Cluster, Device
 from runtime.backends.ray.world import is_gpu
 from runtime.core.observation import DeviceSample, DeviceSeen, ReplicaSeen, TrainerSeen
+from runtime.policy.gpu_memory import CardReading, memory_verdict
 from runtime.telemetry.reading import GpuReading, ProcessReading, Report
 
 HOST_BOUND = 0.10  # share of its clock a paced device may fall behind
@@ -103,28 +104,29 @@ def memory_back(
     devices: tuple[str, ...],
     deadline_s: float = MEMORY_BACK_S,
 ) -> str:
-    """Wait until fresh readings of GPUs show no compute process; "" then, else which does not give its memory back.
+    """Wait until fresh readings of GPUs show that nobody computes there; "" then, else which does not give its memory back.
 
     A reading counts when it was made after this call began.
     """
     began, pause = time.monotonic(), threading.Event()
-    waiting = [d for d in devices if is_gpu(d)]
-    held: dict[str, str] = {}
+    waiting = {d: "no reading" for d in devices if is_gpu(d)}
     while waiting and time.monotonic() - began < deadline_s:
         report, age_s = newest()
-        if report is not None and age_s is not None and time.monotonic() - age_s > began:
-            held = {g.id: _held(g) for g in report.gpus}
-            waiting = [d for d in waiting if held.get(d, "") != ""]
+        if report is not None and age_s is not None:
+            made_s = time.monotonic() - age_s
+            readings = {g.id: _card(g, made_s) for g in report.gpus}
+            verdicts = {d: memory_verdict(readings.get(d), killed_s=began) for d in waiting}
+            waiting = {d: v.why for d, v in verdicts.items() if v.state != "back"}
             if not waiting:
                 return ""
         pause.wait(0.2)
-    return "; ".join(f"GPU {d} did not give its memory back: {held.get(d) or 'no reading'}" for d in waiting)
+    return "; ".join(f"GPU {d} did not give its memory back: {why}" for d, why in waiting.items())
 
 
-def _held(gpu: GpuReading) -> str:
-    if gpu.pids is None:
-        # The driver does not list processes: memory is the only witness.
-        used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
-        full = used is not None and total is not None and used > 0.05 * total
-        return f"{used:.0f} bytes in use" if full else ""
-    return f"processes {', '.join(map(str, gpu.pids))}" if gpu.pids else ""
+def _card(gpu: GpuReading, made_s: float) -> CardReading:
+    return CardReading(
+        made_s=made_s - (gpu.age_s or 0.0),
+        pids=gpu.pids,
+        used_bytes=gpu.memory_used_bytes,
+        total_bytes=gpu.memory_total_bytes,
+    )

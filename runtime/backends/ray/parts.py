@@ -1,5 +1,6 @@
 """The real workload of each actor. Named by `Parts`, called inside the actor; torch is imported here and not before."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from runtime.rl.rewards.items import RewardClient, RewardResult
 from runtime.rl.types import RunLimits
 
 if TYPE_CHECKING:
+    from runtime.rl.protocols import RolloutEngine
     from runtime.rl.rollout import ReplicaLevel
     from runtime.rl.train.loop import TrainerLevel
 
@@ -68,22 +70,33 @@ def rewards(me: Identity, config: Config, paths: RunPaths, on_results: Callable[
 
 
 def replica(me: Identity, config: Config, paths: RunPaths, ready: Ready) -> str:
-    """A torch engine against flow, until flow says stop."""
+    """The configured engine against flow, until flow says stop."""
     set_threads(me.torch_threads)
-    from runtime.rl.engine.factory import build_engine
     from runtime.rl.rollout import ReplicaLoop
 
-    loop = ReplicaLoop(
-        build_engine(config, device=device_of(me)),
-        RayFlowClient(me.run),
-        replica=me.id,
-        epoch=me.epoch,
-        counter=TokenCounter(paths.counters / f"{me.id}-{me.epoch}"),
-        pacing=pacing_of(me, config),
-    )
-    ready(lambda: _replica_gauge(loop.level()))
-    loop.run()
-    return loop.level().failure or "stopped by flow"
+    with contextlib.closing(_engine(me, config)) as engine:
+        loop = ReplicaLoop(
+            engine,
+            RayFlowClient(me.run),
+            replica=me.id,
+            epoch=me.epoch,
+            counter=TokenCounter(paths.counters / f"{me.id}-{me.epoch}"),
+            pacing=pacing_of(me, config),
+        )
+        ready(lambda: _replica_gauge(loop.level()))
+        loop.run()
+        return loop.level().failure or "stopped by flow"
+
+
+def _engine(me: Identity, config: Config) -> "RolloutEngine":
+    """The engine on the actor's devices."""
+    if config.rollout.engine == "vllm":
+        from runtime.rl.engine.vllm_factory import build_vllm_engine
+
+        return build_vllm_engine(config, gpus=len(me.gpus), threads=me.torch_threads, incarnation=f"{me.id}/{me.epoch}")
+    from runtime.rl.engine.factory import build_engine
+
+    return build_engine(config, device=device_of(me))
 
 
 def _replica_gauge(level: "ReplicaLevel") -> Gauge:

@@ -26,7 +26,7 @@ def build_engine(config: Config, *, device: str = "cpu", read: ReadGeneration = 
     decoder = load_config(model.path, scale_logits=_scale_logits(config))
     tokenizer = load_tokenizer(model.tokenizer, model.path.parent)
     check_vocabulary(decoder, tokenizer, where=str(model.path))
-    dtype = _compute_dtype(model.rollout_dtype or model.dtype, device)
+    dtype = compute_dtype(model.rollout_dtype or model.dtype, device)
     slots = config.sampling.max_running
     longest = config.lengths.prompt_max + config.sampling.max_new_tokens
     spec = EngineSpec(
@@ -59,7 +59,7 @@ def _scale_logits(config: Config) -> bool | None:
     return config.model.scale_logits if config.model.source == "seeded" else None
 
 
-def _compute_dtype(dtype: str, device: str) -> str:
+def compute_dtype(dtype: str, device: str) -> str:
     """A CPU computes bfloat16 weights in float32: exact, and without matrix instructions for bfloat16 some seven times
     faster at prefill (measured on AVX2)."""
     return "float32" if dtype == "bfloat16" and device == "cpu" else dtype

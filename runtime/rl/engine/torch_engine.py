@@ -8,64 +8,20 @@ alone; in float64 the batch around it does not matter even to rounding that coun
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from runtime.errors import WeightsError
+from runtime.rl.engine.fit import check_fit
+from runtime.rl.engine.held import Held
 from runtime.rl.engine.spec import TORCH_CAPABILITIES, EngineSpec
 from runtime.rl.model import DTYPES, Decoder, DecoderConfig, KVCache
 from runtime.rl.protocols import EngineCapabilities
 from runtime.rl.sampling import noise, sample
-from runtime.rl.types import Append, EngineStats, FinishReason, Lease, SampleId, WeightsRef
+from runtime.rl.types import Append, EngineStats, Lease, SampleId, WeightsRef
 
 ReadGeneration = Callable[[WeightsRef], Mapping[str, Tensor]]
 """Tensors of a generation by name, every hash verified; raises WeightsError."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """A sample on its way: `tokens` is the prompt and the response so far."""
-
-    sample: SampleId
-    epoch: int
-    tokens: list[int]
-    prompt_length: int
-    limit: int  # length at which it ends
-
-    @property
-    def position(self) -> int:
-        """Response tokens so far: the position of the next one."""
-        return len(self.tokens) - self.prompt_length
-
-    def take(self, token: int, logprob: float, *, version: int, eos_ids: frozenset[int]) -> Append:
-        """Go on by one token."""
-        self.tokens.append(token)
-        return self._told((token,), (logprob,), version, self.finish(eos_ids))
-
-    def end(self, reason: FinishReason, *, version: int) -> Append:
-        """Say that there is nothing to add."""
-        return self._told((), (), version, reason)
-
-    def finish(self, eos_ids: frozenset[int]) -> FinishReason | None:
-        """Why the sample has ended, as far as its tokens say: also for one resumed after its last token."""
-        if self.position > 0 and self.tokens[-1] in eos_ids:
-            return "eos"
-        return "length" if len(self.tokens) >= self.limit or not self.tokens else None
-
-    def _told(
-        self, tokens: tuple[int, ...], logprobs: tuple[float, ...], version: int, finished: FinishReason | None
-    ) -> Append:
-        return Append(
-            sample=self.sample,
-            epoch=self.epoch,
-            start=self.position - len(tokens),
-            tokens=tokens,
-            logprobs=logprobs,
-            version=version,
-            finished=finished,
-        )
 
 
 class TorchEngine:
@@ -77,9 +33,9 @@ class TorchEngine:
         self._device = torch.device(spec.device)
         self._decoder = Decoder(config, DTYPES[spec.dtype]).to(self._device).requires_grad_(False).eval()
         self._cache = KVCache(config, dtype=DTYPES[spec.dtype], device=self._device, keep_tokens=spec.kv_tokens)
-        self._waiting: deque[_Held] = deque()
-        self._running: list[_Held] = []  # index: row of the cache
-        self._by_id: dict[SampleId, _Held] = {}
+        self._waiting: deque[Held] = deque()
+        self._running: list[Held] = []  # index: row of the cache
+        self._by_id: dict[SampleId, Held] = {}
         self._version: int | None = None
         self._digest: str | None = None
         self._decoded = self._prefilled = self._updates = 0
@@ -126,14 +82,7 @@ class TorchEngine:
                 if held.epoch >= lease.epoch:
                     continue
                 self.abort((lease.sample,))
-            prompt_length = len(lease.prompt_tokens)
-            held = _Held(
-                sample=lease.sample,
-                epoch=lease.epoch,
-                tokens=[*lease.prompt_tokens, *lease.tokens],
-                prompt_length=prompt_length,
-                limit=min(prompt_length + lease.max_new_tokens, self.spec.max_length),
-            )
+            held = Held.of(lease, max_length=self.spec.max_length)
             self._by_id[lease.sample] = held
             self._waiting.append(held)
 
@@ -144,6 +93,9 @@ class TorchEngine:
         for sample_id in gone:
             del self._by_id[sample_id]
         return tuple(s for s in dict.fromkeys(samples) if s in gone)
+
+    def close(self) -> None:
+        """Nothing lives outside this process."""
 
     @torch.inference_mode()
     def step(self) -> tuple[Append, ...]:
@@ -161,7 +113,7 @@ class TorchEngine:
         self._version = self._digest = None
         parameters = dict(self._decoder.named_parameters())
         tensors = self._read(ref)
-        _check_fit(parameters, tensors, ref)
+        check_fit(parameters, tensors, ref)
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(tensors[name])
@@ -173,7 +125,7 @@ class TorchEngine:
     def _admit(self, version: int) -> tuple[Append, ...]:
         """Move waiting samples into rows while they fit; those that arrive ended are told so, with no tokens."""
         ended: list[Append] = []
-        new: list[_Held] = []
+        new: list[Held] = []
         longest = max((h.limit for h in self._running), default=0)
         to_fill = 0
         while self._waiting and len(self._running) + len(new) < self.spec.slots:
@@ -196,7 +148,7 @@ class TorchEngine:
             self._prefill(new)
         return tuple(ended)
 
-    def _prefill(self, new: list[_Held]) -> None:
+    def _prefill(self, new: list[Held]) -> None:
         """Fill the next rows of the cache in one forward, right-padded."""
         length = max(len(h.tokens) for h in new) - 1
         first_row = len(self._running)
@@ -242,20 +194,3 @@ class TorchEngine:
                 self._cache.move(last, row)
                 self._running[row] = self._running[last]
             self._running.pop()
-
-
-def _check_fit(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], ref: WeightsRef) -> None:
-    """The generation must hold exactly this model's tensors."""
-    odd = sorted(parameters.keys() ^ tensors.keys())
-    if odd:
-        raise WeightsError(
-            f"generation {ref.version} is of another model", where=ref.path, got=f"{len(odd)} odd names, first {odd[0]}"
-        )
-    for name, parameter in parameters.items():
-        if parameter.shape != tensors[name].shape:
-            raise WeightsError(
-                f"generation {ref.version}: tensor {name} has another shape",
-                where=ref.path,
-                got=tuple(tensors[name].shape),
-                expected=str(tuple(parameter.shape)),
-            )

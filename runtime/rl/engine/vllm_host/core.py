@@ -1,0 +1,211 @@
+"""vLLM as the engine's loop sees it: requests by number in, sampled tokens with their logprobs out, weights in between.
+
+All that differs between releases is here and in `worker`: 0.26 and 0.32 are tried; names are looked up, not assumed.
+"""
+
+import dataclasses
+import inspect
+import logging
+import tempfile
+from collections.abc import Iterable
+from typing import Any
+
+import vllm
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from runtime.errors import ConfigError, WeightsError
+from runtime.rl.engine.vllm_host.figures import scheduler_level
+from runtime.rl.engine.vllm_host.main import Row
+from runtime.rl.engine.vllm_host.model_folder import expected_shapes, write_folder
+from runtime.rl.engine.vllm_host.requests import requests_of
+from runtime.rl.engine.vllm_host.wire import Message
+
+WORKER = "runtime.rl.engine.vllm_host.worker.GenerationReader"
+NEEDED = ("logprobs_mode", "worker_extension_cls", "load_format", "skip_tokenizer_init")
+logger = logging.getLogger(__name__)
+DRAIN_STEPS = 64  # more than any pipeline holds
+
+
+class VllmCore:
+    """`main.Core` over an `LLMEngine` whose engine core runs in this process."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._spec = spec
+        with tempfile.TemporaryDirectory(prefix="hexctl-model-") as folder:  # read once: nothing is left by a kill -9
+            write_folder(folder, spec["model"], dtype=spec["dtype"])
+            self._llm = LLMEngine.from_engine_args(EngineArgs(**_engine_args(spec, folder)))
+        inner: Any = getattr(self._llm.engine_core, "engine_core", None)
+        if inner is None:
+            raise ConfigError("vllm runs its engine core in another process", got=vllm.__version__)
+        self._inner = inner
+        if spec["kv_on_update"] == "keep" and not hasattr(self._inner, "pause_scheduler"):
+            raise ConfigError("this release of vllm cannot pause", got=vllm.__version__, hint="recompute on update")
+        self._shapes = expected_shapes(spec["model"])
+        self._requests = requests_of(self._llm, spec)
+        self._salt = "none"
+        self._open: set[int] = set()
+        self._prefilled = 0
+        self._warm_up()
+
+    @property
+    def facts(self) -> Message:
+        """What this release turned out to have."""
+        config = self._llm.vllm_config
+        blocks, size = config.cache_config.num_gpu_blocks, config.cache_config.block_size
+        return {
+            "release": vllm.__version__,
+            "requests": self._requests.name,
+            "kv_tokens": int(blocks or 0) * int(size or 0),
+            "async_scheduling": bool(getattr(config.scheduler_config, "async_scheduling", False)),
+            "pause": hasattr(self._inner, "pause_scheduler"),
+            "weight_version": hasattr(self._llm, "get_weight_version"),
+            "weight_transfer": hasattr(config, "weight_transfer_config"),
+        }
+
+    def add(self, key: int, tokens: list[int], max_tokens: int) -> None:
+        """Queue a request that continues `tokens`."""
+        self._requests.add(key, tokens, max_tokens, self._salt)
+        self._open.add(key)
+        self._prefilled += len(tokens) - 1
+
+    def abort(self, keys: Iterable[int]) -> None:
+        """Forget requests; what they had sampled was told before, or is lost (a step's worth under async scheduling)."""
+        gone = [k for k in keys if k in self._open]
+        self._open.difference_update(gone)
+        if gone:
+            self._requests.abort(gone)
+
+    def busy(self) -> bool:
+        return bool(self._open)
+
+    def step(self) -> list[Row]:
+        """One step of the scheduler; under async scheduling it may tell nothing yet."""
+        rows = [row for row in self._requests.step() if row[0] in self._open]
+        self._open.difference_update(key for key, _, _, finished in rows if finished)
+        return rows
+
+    def load(self, ref: Message, *, keep: bool) -> list[Row]:
+        """Verify, then swap the weights between two steps. Returns what the steps under way still sampled from the old ones.
+
+        Without `keep` every request is forgotten: the caller adds again what it holds, and its KV is computed anew.
+        With it they go on where they are, over the KV they have. Raises WeightsError; nothing may run then.
+        """
+        rows = self._drain()
+        if not keep:
+            self.abort(tuple(self._open))
+            self._settle()
+        try:
+            self._all("hexctl_read", ref, self._shapes)
+            self._all("hexctl_load")
+        except WeightsError:
+            self.abort(tuple(self._open))
+            raise
+        self._salt = f"{ref['lineage']}.{ref['version']}.{ref['digest'][:16]}"
+        # The salt is the promise: no request of this generation finds blocks of another. The reset gives them back, or not:
+        # blocks in use stay (`keep`), and a step that has just ended may hold some a moment longer.
+        if self._llm.reset_prefix_cache() is False and not keep:
+            logger.warning("vllm kept blocks in its prefix cache; they are salted with the old generation")
+        self._resume()
+        return rows
+
+    def sleep(self) -> bool:
+        """Give weights and KV memory back; whether anything was given back. Requests must be gone, weights come anew."""
+        if self._spec["device"] == "cpu" or not self._spec["sleep"]:
+            return False
+        self.abort(tuple(self._open))
+        self._settle()
+        self._llm.sleep(level=2)
+        return True
+
+    def wake(self) -> None:
+        """Take the memory again; its content is undefined until weights are loaded."""
+        if self._spec["device"] != "cpu" and self._spec["sleep"]:
+            self._llm.wake_up()
+
+    def level(self) -> Message:
+        """Queue and KV cache now, prompt tokens since the start."""
+        return {**scheduler_level(self._inner.scheduler), "prefilled": self._prefilled}
+
+    def _warm_up(self) -> None:
+        """A token with its logprob: what compiles at the first request is paid here, and an engine that cannot generate
+        never reports ready."""
+        self.add(0, [1, 1], 2)
+        tokens = 0
+        while self._open:
+            tokens += sum(len(t) for _, t, _, _ in self.step())
+        if tokens != 2:
+            raise RuntimeError(f"the engine sampled {tokens} tokens, expected 2")
+        self._prefilled = 0
+
+    def _drain(self) -> list[Row]:
+        """Stop scheduling and take what is under way. Where a release cannot pause, nothing is taken: requests that are
+        forgotten lose a step, and `keep` is refused at the start."""
+        if not hasattr(self._inner, "pause_scheduler"):
+            return []
+        _call(self._inner.pause_scheduler, mode="keep", clear_cache=False)
+        return self._settle()
+
+    def _settle(self) -> list[Row]:
+        """Step until nothing is under way; with nothing to schedule no new forward begins."""
+        rows: list[Row] = []
+        for _ in range(DRAIN_STEPS):
+            queue = getattr(self._inner, "batch_queue", None)
+            if not queue and not self._open_in_scheduler():
+                return rows
+            if not queue and self._paused():
+                return rows
+            rows += self.step()
+        raise RuntimeError(f"steps are still under way after {DRAIN_STEPS} more")
+
+    def _open_in_scheduler(self) -> bool:
+        return bool(self._inner.scheduler.has_requests())
+
+    def _paused(self) -> bool:
+        return bool(hasattr(self._inner, "is_scheduler_paused") and self._inner.is_scheduler_paused())
+
+    def _resume(self) -> None:
+        if hasattr(self._inner, "resume_scheduler"):
+            self._inner.resume_scheduler()
+
+    def _all(self, method: str, *args: Any) -> None:
+        """Call every worker; WeightsError with the first complaint."""
+        for answer in self._llm.collective_rpc(method, args=args):
+            if answer:
+                raise WeightsError(str(answer))
+
+
+def _engine_args(spec: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Arguments by this release's names; one that it does not know is left out, or refused where we rest on it."""
+    cpu = spec["device"] == "cpu"
+    wanted = {
+        "model": folder,
+        "load_format": "dummy",  # the first generation brings the weights
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # nothing but what we ask for
+        "dtype": spec["dtype"],
+        "max_model_len": spec["max_length"],
+        "max_num_seqs": spec["slots"],
+        "max_num_batched_tokens": spec["batched_tokens"],
+        "seed": spec["seed"],
+        "tensor_parallel_size": spec["tp"],
+        "distributed_executor_backend": "uni" if spec["tp"] == 1 else "mp",
+        "enable_prefix_caching": True,
+        "block_size": 32 if cpu else None,  # a CPU's default of 128 shares too few prefixes
+        "gpu_memory_utilization": spec["gpu_memory_share"],
+        "enforce_eager": spec["eager"],
+        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: temperature applied
+        "worker_extension_cls": WORKER,
+        "enable_sleep_mode": spec["sleep"] and not cpu,
+        "disable_log_stats": True,
+    }
+    known = {f.name for f in dataclasses.fields(EngineArgs)}
+    if lacking := [name for name in NEEDED if name not in known]:
+        raise ConfigError("this release of vllm is too old", got=vllm.__version__, expected=f"one with {lacking[0]}")
+    return {k: v for k, v in wanted.items() if k in known and v is not None}
+
+
+def _call(method: Any, **named: Any) -> Any:
+    """Call with those named arguments that this release knows."""
+    known = inspect.signature(method).parameters
+    return method(**{k: v for k, v in named.items() if k in known})

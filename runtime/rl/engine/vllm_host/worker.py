@@ -1,0 +1,81 @@
+"""What hexctl adds to each of vLLM's workers: weights of a generation, verified first, then laid into the running model.
+
+vLLM mixes `GenerationReader` into its worker class (`worker_extension_cls`), so its methods run where the model is, one a
+tensor parallel rank. Two calls, so that no rank changes a weight before every rank has verified all of them.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.errors import WeightsError
+from runtime.rl.engine.fit import check_fit
+from runtime.rl.engine.vllm_host.warden import dies_with_parent
+from runtime.rl.types import WeightsRef
+from runtime.rl.weights import read_generation
+
+if "HEXCTL_ENGINE_PID" in os.environ and os.environ["HEXCTL_ENGINE_PID"] != str(os.getpid()):
+    dies_with_parent(os.getppid())  # a worker process of its own: vLLM imports this module in each
+
+
+class GenerationReader:
+    """Mixed into vLLM's worker; `model_runner` and `vllm_config` are the worker's."""
+
+    model_runner: Any
+    vllm_config: Any
+    _hexctl_tensors: dict[str, Tensor] | None = None
+
+    def hexctl_read(self, ref: Mapping[str, Any], shapes: Sequence[tuple[str, Sequence[int]]]) -> str:
+        """Read and verify generation `ref` into host memory. Returns why it must not be served, "" when it may."""
+        self._hexctl_tensors = None
+        generation = WeightsRef(**ref)
+        try:
+            tensors = read_generation(generation)
+            check_fit({n: torch.empty(tuple(s), device="meta") for n, s in shapes}, tensors, generation)
+        except WeightsError as e:
+            return str(e)
+        self._hexctl_tensors = tensors
+        return ""
+
+    def hexctl_load(self) -> str:
+        """Lay the verified tensors into the model, where they are (graphs that were captured stay valid).
+        Returns what was not loaded, "" when all was."""
+        tensors, self._hexctl_tensors = self._hexctl_tensors, None
+        if tensors is None:
+            return "nothing was read"
+        model = self.model_runner.get_model() if hasattr(self.model_runner, "get_model") else self.model_runner.model
+        wanted = {name for name, _ in model.named_parameters()}
+        loaded = _reload(model, self.model_runner, self.vllm_config, iter(tensors.items()))
+        missing = sorted(wanted - loaded) if loaded is not None else []
+        return f"{len(missing)} parameters got no weights, first {missing[0]}" if missing else ""
+
+
+def _reload(model: Any, runner: Any, vllm_config: Any, tensors: Iterator[tuple[str, Tensor]]) -> set[str] | None:
+    """Names of the parameters that were loaded; None where this release does not say.
+
+    Plain `load_weights` on a model that was processed after loading fails (a CPU packs its weights) or is undone by it.
+    """
+    from vllm.config import set_current_vllm_config
+
+    try:
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+    except ImportError as e:
+        raise RuntimeError("this release of vllm cannot reload weights layer by layer") from e
+    with set_current_vllm_config(vllm_config), torch.inference_mode(False), torch.no_grad():
+        initialize_layerwise_reload(model)
+        loaded = model.load_weights(tensors)
+        finalize_layerwise_reload(model, runner.model_config)
+        _pack_heads(model)
+    return set(loaded) if loaded is not None else None
+
+
+def _pack_heads(model: Any) -> None:
+    """On a CPU, pack output heads again: one that is tied to the embeddings is not loaded itself, so the reload leaves the
+    packed copy of the old weights in it (seen with vllm 0.32 in float32: logprobs 0.18 off on average)."""
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if hasattr(module, "cpu_linear") and type(module).__name__ == "ParallelLMHead" and method is not None:
+            method.process_weights_after_loading(module)
