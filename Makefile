@@ -7,7 +7,7 @@ export HYPOTHESIS_PROFILE ?= dev
 # Small matrices lose on many threads, and the tests share the machine with Ray.
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 
-.PHONY: help setup up demo test accept lint types fix snap bench validate docs clean
+.PHONY: help setup up demo test accept lint types fix snap bench validate papers docs clean
 .DEFAULT_GOAL := help
 
 help: ## list these words
@@ -53,6 +53,9 @@ bench: setup ## time and memory, written to benchmarks/results.json
 
 validate: setup ## hold the cost model to measurements of others: docs/validation.md
 	$(BIN)/python -m benchmarks.validation
+
+papers: setup ## what two papers report beside our models, written to docs/papers.md (a quarter of an hour)
+	$(TEST_ENV) nice $(BIN)/python -m benchmarks.papers
 
 docs: setup ## write docs/reference anew
 	$(BIN)/python -m docs.generate
