@@ -183,10 +183,12 @@ class MixedBatch:
         a, cluster = self.ctx.a, self.ctx.cluster
         least = (np.maximum if self.shared else np.add)(*self.fewest)
         best: Array = np.full(len(self.dp), np.inf)
+        links = [local_link(cluster, cluster.kinds[k]) for k in self.kinds]
+        fast = (min(x.latency_s for x in links), max(x.bytes_per_s for x in links))
         for n in range(int(least.min(initial=1)), int(self.most.sum(axis=0).max(initial=1)) + 1):
-            inside = np.zeros(len(self.dp))
-            for k, ranks, most in zip(self.kinds, self.ranks, self.most, strict=True):
-                link = local_link(cluster, cluster.kinds[k])
+            # Some machine has as many ranks as all have on average, whatever their kinds.
+            inside = _ring_s(fast, size / self.tp, -(-self.dp // n), times, a)
+            for link, ranks, most in zip(links, self.ranks, self.most, strict=True):
                 # The other kind has a machine at least, unless they share them.
                 fullest = -(-ranks // np.maximum(1, np.minimum(most, n if self.shared else n - 1)))
                 inside = np.maximum(

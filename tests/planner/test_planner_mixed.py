@@ -14,6 +14,7 @@ from planner import Budget, Feasible, Infeasible, Problem, solve, violations
 from planner.bound import upper_bound
 from planner.columns import Columns
 from planner.cost import CostModel
+from planner.cost.ranks import RankShape, rank_imbalance, shares_by_compute
 from planner.lanes import Straggler
 from planner.mixed_sides import MixedBatch, mixed_pairs
 from planner.record import replace
@@ -167,4 +168,8 @@ def test_groups_as_arrays_are_at_most_what_they_cost_one_by_one(p: Problem) -> N
                     continue
                 assert score[i] <= whole.score_s * SLACK
                 assert train[i] <= (whole.train_s - whole.score_s) * SLACK
-                assert score[i] + train[i] > 0  # how tight it is, the optima found show
+                # Not far below either, but for the imbalance of whole sequences, which it knows in part.
+                alike = [(b.kind, b.dp) for b in pair]
+                shares = shares_by_compute(cost.context, alike, pair[0].tp)
+                ranks = [RankShape(kind=k, dp=n, share=x) for (k, n), x in zip(alike, shares, strict=True)]
+                assert score[i] + train[i] >= 0.5 * whole.train_s / rank_imbalance(cost.context, ranks)
