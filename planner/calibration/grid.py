@@ -10,6 +10,7 @@ from planner.errors import InvalidInput
 from planner.record import record
 
 Array = NDArray[np.float64]
+_LEAST = 1e-300
 
 
 @record
@@ -39,7 +40,7 @@ class Grid:
         low: list[NDArray[np.int_]] = []
         part: list[Array] = []
         for axis, given in zip(self.axes, at, strict=True):
-            x = np.clip(np.log2(given), axis[0], axis[-1])
+            x = np.clip(np.log2(np.maximum(given, _LEAST)), axis[0], axis[-1])  # nothing at all is the least shape
             i = np.clip(np.searchsorted(axis, x, side="right") - 1, 0, max(0, len(axis) - 2))
             low.append(i)
             part.append((x - axis[i]) / (axis[i + 1] - axis[i]) if len(axis) > 1 else np.zeros_like(x))

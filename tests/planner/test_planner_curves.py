@@ -316,3 +316,10 @@ def test_the_assumptions_are_what_the_validation_fits() -> None:
         assert a.train_products == pytest.approx(1 / constants[f"{card}: coefficient of products"], rel=0.03)
     for card in ("A100-40", "A100-80"):
         assert a.train_attention == pytest.approx(3 / 3.5 / constants[f"{card}: coefficient of attention"], rel=0.03)
+
+
+def test_a_shape_of_nothing_is_the_least_shape_without_a_word() -> None:
+    """A replica whose last sample ends decodes a batch of 0 at a context of 0: no warning, and the value at the end."""
+    grid = Grid(axes=(np.array([0.0, 2.0]),), values=np.array([1.0, 3.0]))
+    with np.errstate(divide="raise"):
+        assert grid.at(0.0) == grid.at(1.0) == 2.0
