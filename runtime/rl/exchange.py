@@ -2,6 +2,9 @@
 
 At most two exchanges are unacknowledged. One that did not get through is sent again, same number and content, before any
 later one. If the later one had overtaken it, flow acknowledged neither, and both are sent again in order.
+
+Silence and a ledger that cannot write are waited out. A flow that fails on what it is sent will fail on it again: after
+`MAX_FAILED` times in a row the replica ends, its leases lapse, and what it held is tried elsewhere or given up.
 """
 
 from collections import deque
@@ -10,10 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from planner.record import record, replace
-from runtime.errors import LedgerError, UnreachableError
+from runtime.errors import LedgerError, RunError, UnreachableError
 from runtime.rl.types import Append, ExchangeReply, ExchangeRequest, SampleId
 
 MAX_UNACKNOWLEDGED = 2
+MAX_FAILED = 5
 
 
 class PendingReply(Protocol):
@@ -22,7 +26,8 @@ class PendingReply(Protocol):
     def done(self) -> bool: ...
 
     def result(self, timeout_s: float) -> ExchangeReply:
-        """TimeoutError when there is no answer yet, UnreachableError when there will be none."""
+        """TimeoutError when there is no answer yet, UnreachableError when there will be none, LedgerError when flow cannot
+        write now, another RunError when it failed on the request."""
         ...
 
 
@@ -118,6 +123,7 @@ class Exchanges:
         self._seq = 0
         self._retry_at = 0.0
         self._failures = 0
+        self._failed_on = 0  # times in a row that flow failed on what it was sent
         self.sent_at = float("-inf")
         self.reply_at: float | None = None
 
@@ -149,7 +155,8 @@ class Exchanges:
     def replies(self) -> Iterator[tuple[ExchangeReply, bool]]:
         """Answers that have come, oldest first, and whether they acknowledge: by their `ack_seq` alone.
 
-        A flow whose ledger cannot write acknowledges nothing; it is asked again like one that does not answer.
+        A flow whose ledger cannot write acknowledges nothing; it is asked again like one that does not answer. RunError
+        when flow has failed on the oldest `MAX_FAILED` times.
         """
         while self._flights:
             flight = self._flights[0]
@@ -164,7 +171,13 @@ class Exchanges:
             except (UnreachableError, LedgerError):
                 self._failed(flight)
                 return
-            self.reply_at = self._clock()
+            except RunError as e:
+                self._failed(flight)
+                self._failed_on += 1
+                if self._failed_on >= MAX_FAILED:
+                    raise RunError(f"flow failed {MAX_FAILED} times on what it was sent", got=str(e)) from e
+                return
+            self.reply_at, self._failed_on = self._clock(), 0
             if reply.ack_seq < flight.request.seq:
                 self._failed(flight)
                 yield reply, False
@@ -185,7 +198,7 @@ class Exchanges:
         else:
             try:
                 flight.pending.result(seconds)
-            except (TimeoutError, UnreachableError, LedgerError):
+            except (TimeoutError, RunError):
                 return  # `replies` meets the failure again and counts it
 
     def forget(self) -> None:

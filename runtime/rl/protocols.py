@@ -58,6 +58,10 @@ class RolloutEngine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    def check(self) -> None:
+        """Cheap, without waiting: RunError when whatever lives outside this process has ended. For turns without a step."""
+        ...
+
     def close(self) -> None:
         """Let go of whatever lives outside this process. May be called twice; nothing else is called after it."""
         ...

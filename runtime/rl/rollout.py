@@ -135,6 +135,7 @@ class ReplicaLoop:
         ended = self._ended()
         self._phase = "stopped" if ended else self._phase_now()
         if not (decoded or sent or ended):
+            self._engine.check()  # a step would have met its end; a replica that may not decode takes none
             self._rest()
         self._level = self._look()
         return not ended

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 from runtime.errors import ConfigError
 
 BUILTIN_CHARS = "builtin:chars"
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # what an id beyond the vocabulary decodes to
 ChatTemplate = Literal["auto", "none"]
 
 
@@ -32,7 +33,8 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, without special tokens."""
+        """Text of `ids`, without special tokens. Total: an id from `vocab_size` on, which a model with a padded vocabulary
+        may sample, decodes to a sign that no text encodes to."""
         ...
 
     def render_prompt(self, system: str | None, user: str, chat_template: ChatTemplate = "auto") -> list[int]:
@@ -43,7 +45,8 @@ class Tokenizer(Protocol):
 class CharTokenizer:
     """Sixteen ids: padding, end, ten digits and four signs. Enough for tasks on numbers.
 
-    Padding decodes to "_", which no text encodes to: a model that emits it has not answered the digits around it.
+    Padding decodes to "_", which no text encodes to: a model that emits it has not answered the digits around it. So does
+    every id beyond the sixteen, which a model with a larger vocabulary may sample.
     """
 
     CHARACTERS = "0123456789=+- "
@@ -75,7 +78,8 @@ class CharTokenizer:
         return [self._ids[c] for c in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self._texts[i] for i in ids)
+        known = len(self._texts)
+        return "".join(self._texts[i] if i < known else self._texts[self.pad_id] for i in ids)
 
     def render_prompt(self, system: str | None, user: str, chat_template: ChatTemplate = "auto") -> list[int]:
         """There is no chat template; a system prompt goes before the user's turn."""
@@ -122,7 +126,16 @@ class FolderTokenizer:
         return [int(i) for i in self._inner.encode(text, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        known, pieces = self.vocab_size, [[]]  # type: int, list[list[int]]
+        for i in ids:
+            if i < known:
+                pieces[-1].append(i)
+            else:  # transformers drops it or raises, by the kind of tokenizer
+                pieces.append([])
+        return UNKNOWN.join(self._text(piece) for piece in pieces)
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self._inner.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def render_prompt(self, system: str | None, user: str, chat_template: ChatTemplate = "auto") -> list[int]:
         """Without a template: system, a blank line, user, with the special tokens the tokenizer adds by itself."""

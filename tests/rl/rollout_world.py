@@ -54,7 +54,7 @@ class ToyEngine:
         self.version: int | None = None
         self.digest: str | None = None
         self.broken: set[int] = set()
-        self.fails = False
+        self.fails = self.ended = False
         self.decoded = self.loads = 0
         self._leases: dict[SampleId, tuple[Lease, int]] = {}  # and its length so far
 
@@ -95,6 +95,10 @@ class ToyEngine:
         if ref.version in self.broken:
             raise WeightsError("hash does not match", where=ref.path)
         self.version, self.digest = ref.version, ref.digest
+
+    def check(self) -> None:
+        if self.ended:
+            raise RunError("the engine's process ended")
 
     def stats(self) -> EngineStats:
         running = min(len(self._leases), self.slots)
@@ -187,7 +191,8 @@ class Line:
     """A client whose exchanges meet the fates of a script, in virtual time; when it ends all is well.
 
     ok: answered after 5 ms. slow: arrives at once, answered after 0.4 s. late: arrives and is answered after 0.4 s.
-    lost: never arrives. answer_lost: arrives, no answer. down: known at once not to be there. mute: no answer, ever.
+    lost: never arrives. answer_lost: arrives, no answer. down: known at once not to be there. mute: no answer, ever. fails: arrives, and
+    flow fails on it.
     """
 
     def __init__(self, desk: Desk, clock: VirtualClock, fates: Sequence[str] = (), *, then: str = "ok") -> None:
@@ -209,7 +214,9 @@ class Line:
 class Pending:
     def __init__(self, line: Line, request: ExchangeRequest, fate: str) -> None:
         self.line, self.request, self.fate = line, request, fate
-        wait = {"ok": 0.005, "slow": 0.4, "late": 0.4, "lost": 0.05, "answer_lost": 0.05, "mute": 1e9}[fate]
+        wait = {"ok": 0.005, "slow": 0.4, "late": 0.4, "lost": 0.05, "answer_lost": 0.05, "mute": 1e9, "fails": 0.005}[
+            fate
+        ]
         self.at = line.clock.now + wait
         self.reply = line.desk.exchange(request) if fate in ("ok", "slow", "answer_lost") else None
 
@@ -223,6 +230,8 @@ class Pending:
             raise TimeoutError
         if self.fate in ("lost", "answer_lost"):
             raise UnreachableError("the line broke")
+        if self.fate == "fails":
+            raise RunError("flow failed on an exchange", got="IndexError")
         if self.reply is None:
             self.reply = self.line.desk.exchange(self.request)
         return self.reply

@@ -378,6 +378,33 @@ def test_a_failing_engine_ends_the_loop_and_is_named() -> None:
     assert "out of memory" in world.loop.level().failure
 
 
+def test_an_engine_that_ends_while_nothing_may_be_decoded_is_noticed() -> None:
+    world = World(work=20, fates=["ok", "ok", "ok"], then="mute")
+    world.run(2.0)
+    assert world.loop.level().unacknowledged == 2
+    assert world.loop.level().held
+    world.engine.ended = True
+    with pytest.raises(RunError, match="process ended"):
+        world.loop.run()
+    assert world.loop.level().phase == "failed"
+
+
+def test_a_flow_that_fails_on_what_it_is_sent_is_not_asked_for_ever() -> None:
+    world = World(work=20, fates=["ok"] * 5, then="fails")
+    with pytest.raises(RunError, match="flow failed 5 times"):
+        world.loop.run()
+    assert world.clock.now < 10.0
+    assert "IndexError" in world.loop.level().failure
+    assert world.loop.level().phase == "failed"
+
+
+def test_a_flow_that_fails_now_and_then_is_asked_again() -> None:
+    world = World(work=20, fates=["ok", "fails", "fails", "fails", "fails"] * 8)
+    world.run(120.0, finished=40)
+    assert len(world.desk.finished) == 40
+    world.check_journal()
+
+
 def test_in_a_thread_with_real_waits() -> None:
     """The same loop with the real clock, waiting on events; stop ends it."""
     done = threading.Event()

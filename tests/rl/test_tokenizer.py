@@ -24,6 +24,7 @@ def test_special_ids_of_the_characters() -> None:
     assert CHARS.vocab_size == 16
     assert CHARS.eos_ids == {1}
     assert CHARS.decode([2, 3, CHARS.eos_id]) == "01"
+    assert CHARS.decode([2, CHARS.vocab_size, 3, 151_935]) == "0_1_"  # a model may have a larger vocabulary
     assert CHARS.decode([2, CHARS.pad_id, 3]) == "0_1"  # not "01": padding in an answer is a wrong answer
     assert CHARS.render_prompt(None, "12=") == CHARS.encode("12=")
     assert CHARS.render_prompt("1+", "2=", "none") == CHARS.encode("1+2=")
@@ -73,6 +74,8 @@ def test_a_folder_with_a_chat_template(tmp_path: Path) -> None:
     assert tokenizer.vocab_size == 20
     assert tokenizer.decode(tokenizer.encode("what is 7")) == "what is 7"
     assert tokenizer.decode([tokenizer.encode("7")[0], 1]) == "7"
+    beyond = [*tokenizer.encode("7"), tokenizer.vocab_size, *tokenizer.encode("7"), 151_935]
+    assert tokenizer.decode(beyond) == "7\N{REPLACEMENT CHARACTER}7\N{REPLACEMENT CHARACTER}"
     rendered = tokenizer.render_prompt("be brief", "what is 7")
     assert rendered == tokenizer.encode("<|system|>be brief<|end|><|user|>what is 7<|end|><|assistant|>")
     assert tokenizer.render_prompt("be brief", "what is 7", "none") == tokenizer.encode("be brief\n\nwhat is 7")

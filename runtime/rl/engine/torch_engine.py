@@ -94,6 +94,9 @@ class TorchEngine:
             del self._by_id[sample_id]
         return tuple(s for s in dict.fromkeys(samples) if s in gone)
 
+    def check(self) -> None:
+        """Nothing lives outside this process."""
+
     def close(self) -> None:
         """Nothing lives outside this process."""
 

@@ -168,6 +168,10 @@ class VllmEngine:
         self._process.send({"kind": "wake"})
         self._process.wait_for("woken", deadline_s=self.spec.load_s, doing="wake")
 
+    def check(self) -> None:
+        """RunError when the engine's process has ended."""
+        self._process.check()
+
     def close(self) -> None:
         """End the engine's processes. May be called twice."""
         self._version = self._digest = None

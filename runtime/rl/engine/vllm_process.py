@@ -91,6 +91,11 @@ class EngineProcess:
                 other(message)
         raise self.hung(doing, deadline_s)
 
+    def check(self) -> None:
+        """RunError when it has ended; without reading what it says."""
+        if self._warden.poll() is not None:
+            raise self._ended()
+
     def close(self) -> None:
         """End the whole group now. A polite request would wait for vLLM's own teardown, and nothing in it is ours to keep."""
         with contextlib.suppress(ProcessLookupError, PermissionError):

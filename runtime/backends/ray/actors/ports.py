@@ -5,8 +5,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from runtime.backends.ray import names
+from runtime.backends.ray.actors.host import in_words
 from runtime.backends.ray.calls import call, unwrap, why_dead
-from runtime.errors import RunError, UnreachableError
+from runtime.errors import LedgerError, RunError, UnreachableError
 from runtime.rl.types import (
     Applied,
     ExchangeReply,
@@ -63,13 +64,22 @@ class RayPendingReply:
         return self._future.done()
 
     def result(self, timeout_s: float) -> ExchangeReply:
-        """TimeoutError when there is no answer yet, UnreachableError when there will be none."""
+        """TimeoutError when there is no answer yet, UnreachableError when there will be none, LedgerError when flow cannot
+        write now, another RunError when it failed on the request."""
+        from ray.exceptions import RayTaskError
+
         try:
             reply: ExchangeReply = self._future.result(timeout_s)
         except TimeoutError:
             if self._future.done():
                 raise UnreachableError("flow timed out") from None
             raise
+        except RayTaskError as e:
+            cause = unwrap(e)
+            if isinstance(cause, LedgerError):
+                raise cause from None
+            logger.error("flow failed on an exchange: %s", e)  # with the traceback in flow
+            raise RunError("flow failed on an exchange", got=in_words(cause)) from e
         except Exception as e:
             cause = unwrap(e)
             self._port.failed(cause)
