@@ -61,9 +61,10 @@ class TaskSection(Section):
     chat_template: Literal["auto", "none"] = Field(
         "auto", description="auto: the tokenizer's chat template if it has one"
     )
-    reward: Literal["exact", "prefix", "match", "math_verify", "callable"] = Field(
+    reward: Literal["exact", "prefix", "match", "math_verify", "final_number", "callable"] = Field(
         "exact",
-        description="prefix: share of leading characters that are right; match: share of positions that are right",
+        description="prefix: share of leading characters that are right; match: share of positions that are right; "
+        'final_number: ends with "#### " and the right number, 0.1 for another number',
     )
     callable: str | None = Field(
         None, description='reward = "callable": "module:function", called with (prompt, response, answer)'

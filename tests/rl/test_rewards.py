@@ -15,7 +15,7 @@ import pytest
 from runtime.errors import ConfigError, DeadlineError
 from runtime.rl.rewards import RewardItem, RewardPool, RewardResult, VerifierSpec, make_verifier
 from runtime.rl.rewards.process import ChildLost, VerifierChild
-from runtime.rl.types import SampleId
+from runtime.rl.types import FinishReason, SampleId
 
 VERIFIERS = """
 import os, subprocess, sys, time
@@ -169,6 +169,30 @@ def test_math_verify_reads_boxes_and_plain_numbers_and_never_raises(
 ) -> None:
     pytest.importorskip("math_verify")
     assert make_verifier(VerifierSpec(name="math_verify"))("", response, answer, "eos") == expected
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "finish", "expected"),
+    [
+        ("3 + 15 = 18\n#### 18", "18", "eos", 1.0),
+        ("#### $1,200.50 \n", "1200.5", "eos", 1.0),
+        ("####-3", "-3", "eos", 1.0),
+        ("3 + 15 = 18\n#### 19", "18", "eos", 0.1),
+        ("#### 18", "18", "length", 0.0),  # it did not end by itself
+        ("the answer is 18", "18", "eos", 0.0),
+        ("#### eighteen", "18", "eos", 0.0),
+        ("#### 18 apples", "18", "eos", 0.0),
+        ("#### 18\n#### 19", "18", "eos", 0.1),  # the last one counts
+        ("#### 18 and more", "18", "eos", 0.0),
+        ("#### " + "1" * 5000, "18", "eos", 0.1),
+        ("", "18", "eos", 0.0),
+    ],
+)
+def test_final_number_rewards_the_form_a_little_and_the_number_wholly(
+    response: str, answer: str, finish: FinishReason, expected: float
+) -> None:
+    pytest.importorskip("math_verify")
+    assert make_verifier(VerifierSpec(name="final_number"))("", response, answer, finish) == expected
 
 
 def test_math_verify_on_every_reference_of_the_data_sets() -> None:

@@ -3,18 +3,20 @@
 import importlib
 import logging
 import math
+import re
 from collections.abc import Callable
 
 from planner.record import record
 from runtime.errors import ConfigError
 from runtime.rl.types import FinishReason
 
+VERIFIERS = ("exact", "prefix", "match", "math_verify", "final_number", "callable")
 Verifier = Callable[[str, str, str, FinishReason], float]
 
 
 @record
 class VerifierSpec:
-    """Which verifier: exact, prefix, match, math_verify, or callable with "module:function". `search_path`: folders looked in
+    """Which verifier: exact, prefix, match, math_verify, final_number, or callable with "module:function". `search_path`: folders looked in
     first for that module."""
 
     name: str
@@ -75,6 +77,24 @@ def make_math_verify() -> Verifier:
     return check
 
 
+FINAL_NUMBER = re.compile(r"####[ \t]*\$?(-?(?:\d[\d,]*(?:\.\d+)?|\.\d+))[ \t]*$")
+FORMAT_REWARD = 0.1
+
+
+def make_final_number() -> Verifier:
+    """1 when the response ended by itself with a line "#### number" (GSM8K's form) and the number equals the reference;
+    `FORMAT_REWARD` for the form with another number: what a small model learns first. Numbers by math-verify."""
+    equal = make_math_verify()
+
+    def check(prompt: str, response: str, answer: str, finish: FinishReason) -> float:
+        found = FINAL_NUMBER.search(response.rstrip()) if finish == "eos" else None
+        if found is None:
+            return 0.0
+        return max(FORMAT_REWARD, equal(prompt, f"\\boxed{{{found[1]}}}", answer, finish))
+
+    return check
+
+
 def make_callable(target: str) -> Verifier:
     """A user's "module:function", called with (prompt, response, answer). ConfigError when it cannot be had."""
     module_name, colon, function_name = target.partition(":")
@@ -106,9 +126,11 @@ def make_verifier(spec: VerifierSpec) -> Verifier:
         return match
     if spec.name == "math_verify":
         return make_math_verify()
+    if spec.name == "final_number":
+        return make_final_number()
     if spec.name == "callable" and spec.callable:
         return make_callable(spec.callable)
-    raise ConfigError("unknown verifier", got=spec.name, expected="exact, prefix, match, math_verify or callable")
+    raise ConfigError("unknown verifier", got=spec.name, expected=", ".join(VERIFIERS))
 
 
 def finite(value: float) -> float:
