@@ -75,7 +75,7 @@ def check(given: argparse.Namespace, root: Path) -> dict[str, Any]:
     """Facts by name; those that begin with "ok_" must be true."""
     raw = json.loads((MODELS / f"{given.shape}.json").read_text())
     config = DecoderConfig.from_hf(raw)
-    facts: dict[str, Any] = {"shape": given.shape, "device": given.device, "dtype": given.dtype}
+    facts: dict[str, Any] = {"shape": given.shape, "device": given.device, "dtype": given.dtype, "tp": given.tp}
     empty = free_bytes(given.device)
     decoders = {v: decoder_of(config, v, given.device, given.dtype) for v in (0, 1)}
     refs = {v: write_generation(root, dict(d.named_parameters()), lineage=0, version=v) for v, d in decoders.items()}
@@ -89,6 +89,8 @@ def check(given: argparse.Namespace, root: Path) -> dict[str, Any]:
         dtype=given.dtype,
         device=given.device,
         gpu_memory_share=given.share,
+        tp=given.tp,
+        max_tp=given.tp,
         threads=2,
         eager=given.device == "cpu",
         sleep=given.device == "cuda",
@@ -180,6 +182,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--share", type=float, default=0.6)
+    parser.add_argument("--tp", type=int, default=1, help="GPUs of the engine")
     given = parser.parse_args()
     with TemporaryDirectory() as root:
         facts = check(given, Path(root))
