@@ -245,6 +245,8 @@ def flow_view() -> FlowView:
         tokens_per_s=1790.0,
         usd_per_h=3.12,
         usd_per_mtok=0.48,
+        power_w=None,
+        kwh_per_mtok=None,
         trainer_wait_share=0.03,
         admission_wait_share=0.0,
         waits="trainer for data",

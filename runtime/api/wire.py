@@ -113,7 +113,8 @@ class Proposal:
 
 @record
 class FlowView:
-    """The first line's figures. `usd_per_mtok` is per million trained tokens, measured; null without prices."""
+    """The first line's figures. `usd_per_mtok` and `kwh_per_mtok` are per million trained tokens, measured: null without
+    prices, and unless every device that is there says its power."""
 
     version: int
     eta: int
@@ -133,6 +134,8 @@ class FlowView:
     tokens_per_s: float  # trained
     usd_per_h: float | None
     usd_per_mtok: float | None
+    power_w: float | None  # of all devices
+    kwh_per_mtok: float | None
     trainer_wait_share: float
     admission_wait_share: float
     waits: str

@@ -14,6 +14,7 @@ from runtime.core.state import ClusterState
 from runtime.core.view import (
     calibration_rows,
     device_rows,
+    fleet_power_w,
     flow_view,
     plan_view,
     proposal_view,
@@ -50,7 +51,9 @@ def snapshot(
 ) -> Snapshot:
     """Everything a reader may know now. `progress`: what the start-up is doing, in words; shown as problems are."""
     usd_per_h = fleet_usd_per_h(facts.kinds, (d.kind for d in state.present))
-    flow = None if obs is None or obs.flow is None else flow_view(obs.flow, usd_per_h, facts.groups_per_batch)
+    flow = None
+    if obs is not None and obs.flow is not None:
+        flow = flow_view(obs.flow, usd_per_h, fleet_power_w(obs.devices), facts.groups_per_batch)
     calibrating = calibrating or Calibrating()
     looked_up = sources(state, obs, memory.rates, facts.kinds, facts.limits, calibrating=calibrating)
     return Snapshot(

@@ -1,7 +1,7 @@
 """Rows of the snapshot: devices with their role and status, plans, flow's figures, money. Pure."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from planner.cluster import DeviceKind
@@ -25,6 +25,20 @@ def usd_per_mtok(usd_per_h: float | None, tokens_per_s: float | None) -> float |
     if usd_per_h is None or tokens_per_s is None or not tokens_per_s > 0:
         return None
     return usd_per_h / (tokens_per_s * 3600.0) * 1e6
+
+
+def kwh_per_mtok(power_w: float | None, tokens_per_s: float | None) -> float | None:
+    """Energy per million tokens at that power and rate: 1 kWh is 3.6e6 J. None without either, never 0."""
+    if power_w is None or tokens_per_s is None or not tokens_per_s > 0:
+        return None
+    return power_w / tokens_per_s * 1e6 / 3.6e6
+
+
+def fleet_power_w(devices: Iterable[DeviceSeen]) -> float | None:
+    """What the devices draw together; None when one that is there does not say, since a sum without it would mislead."""
+    powers = [d.sample.power_w for d in devices if d.present]
+    known = [p for p in powers if p is not None]
+    return sum(known) if known and len(known) == len(powers) else None
 
 
 def plan_view(s: SolvedPlan) -> PlanView:
@@ -64,8 +78,8 @@ def proposal_view(p: OpenProposal | None) -> Proposal | None:
     return Proposal(plan=plan_view(p.solved), expires_at_s=p.expires_at_s, gain_share=p.gain_share)
 
 
-def flow_view(f: FlowStatus, usd_per_h: float | None, groups_per_batch: int) -> FlowView:
-    """Flow's figures and what they cost. `groups_per_batch`: G."""
+def flow_view(f: FlowStatus, usd_per_h: float | None, power_w: float | None, groups_per_batch: int) -> FlowView:
+    """Flow's figures and what they cost, in money and energy. `groups_per_batch`: G."""
     return FlowView(
         version=f.step,
         eta=f.eta,
@@ -85,6 +99,8 @@ def flow_view(f: FlowStatus, usd_per_h: float | None, groups_per_batch: int) -> 
         tokens_per_s=f.trained_tokens_per_s,
         usd_per_h=usd_per_h,
         usd_per_mtok=usd_per_mtok(usd_per_h, f.trained_tokens_per_s),
+        power_w=power_w,
+        kwh_per_mtok=kwh_per_mtok(power_w, f.trained_tokens_per_s),
         trainer_wait_share=f.trainer_wait_share,
         admission_wait_share=f.admission_wait_share,
         waits=f.waits,

@@ -37,7 +37,7 @@ FLOW = wire.FlowView(
     version=7, eta=4, staleness_mean=1.4, staleness_p95=3.0, staleness_max=4, reward_mean=0.83, generated_tokens=19000,
     trained_tokens=15000, masked_tokens=12, in_flight_tokens=3900, wasted_tokens={"cancelled": 88}, redone_tokens=5,
     queue_groups=67, queue_batches=2.1, generated_tokens_per_s=1842.0, tokens_per_s=1790.0, usd_per_h=3.12,
-    usd_per_mtok=0.48, trainer_wait_share=0.03, admission_wait_share=0.0, waits="trainer waits for data",
+    usd_per_mtok=0.48, power_w=700.0, kwh_per_mtok=0.109, trainer_wait_share=0.03, admission_wait_share=0.0, waits="trainer waits for data",
     samples_by_state={"LEASED": 40, "DONE": 12}, steps_done=7, spans_two_versions_share=0.31,
     metrics={"grad_norm": 0.7, "kl": float("nan")},
 )  # fmt: skip

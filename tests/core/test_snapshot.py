@@ -12,10 +12,10 @@ from runtime.core import event as ev
 from runtime.core.belief import believe
 from runtime.core.fold import fold
 from runtime.core.limits import Limits, Memory
-from runtime.core.observation import Observation
+from runtime.core.observation import DeviceSample, DeviceSeen, Observation
 from runtime.core.snapshot import Facts, snapshot
 from runtime.core.state import ClusterState
-from runtime.core.view import usd_per_mtok
+from runtime.core.view import fleet_power_w, kwh_per_mtok, usd_per_mtok
 
 RUN = RunView(
     id="run-1", name="run", folder="/runs/run-1", state="starting", label="paced", started_at_s=0.0, consent="auto",
@@ -101,6 +101,23 @@ def test_a_price_that_is_missing_for_one_kind_hides_the_sum_and_says_so() -> Non
 @pytest.mark.parametrize(("usd", "rate"), [(None, 10.0), (1.0, None), (1.0, 0.0)])
 def test_no_price_or_no_rate_is_no_figure(usd: float | None, rate: float | None) -> None:
     assert usd_per_mtok(usd, rate) is None
+
+
+def test_energy_per_million_tokens_by_hand() -> None:
+    """900 W at 2,500 tokens/s: 400 s and 360 kJ a million tokens, which is 0.1 kWh."""
+    assert kwh_per_mtok(900.0, 2500.0) == pytest.approx(0.1)
+    assert kwh_per_mtok(None, 2500.0) is kwh_per_mtok(900.0, 0.0) is kwh_per_mtok(900.0, None) is None
+
+
+def test_power_is_summed_only_when_every_device_that_is_there_says_it() -> None:
+    def seen(id_: str, power_w: float | None, *, present: bool | None = True) -> DeviceSeen:
+        sample = DeviceSample(power_w=power_w)
+        return DeviceSeen(id=id_, kind="k", node="n0", index=0, present=present, sample=sample, age_s=1.0)
+
+    assert fleet_power_w([seen("a", 300.0), seen("b", 250.5)]) == 550.5
+    assert fleet_power_w([seen("a", 300.0), seen("b", None)]) is None
+    assert fleet_power_w([seen("a", 300.0), seen("b", None, present=False)]) == 300.0
+    assert fleet_power_w([]) is None
 
 
 def test_predicted_stands_beside_measured() -> None:

@@ -63,6 +63,14 @@ def test_every_page_fits_its_width_and_is_clean(name: str, size: tuple[int, int]
     assert len(pages[2]) <= height
 
 
+def test_flow_says_energy_only_where_power_is_known() -> None:
+    s = sample_snapshot()
+    assert s.flow is not None
+    assert "kWh" not in _text(flow_lines(s, 140, 40, CTX))
+    known = replace(s, flow=replace(s.flow, power_w=1289.0, kwh_per_mtok=0.2))
+    assert "energy 0.200 kWh/Mtok at 1,289 W" in _text(flow_lines(known, 140, 40, CTX))
+
+
 def test_flow_says_that_the_identity_holds_and_when_not() -> None:
     s = sample_snapshot()
     text = _text(flow_lines(s, 140, 40, CTX))

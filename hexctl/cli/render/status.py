@@ -98,6 +98,7 @@ def _flow_rows(s: Snapshot) -> list[tuple[str, str]]:
         ("queue", f"{f.queue_groups} groups, {f.queue_batches:.1f} batches"),
         ("rate", f"generated {number(f.generated_tokens_per_s)} tok/s, trained {number(f.tokens_per_s)} tok/s"),
         ("cost", f"{money(f.usd_per_h, '/h')}  {money(f.usd_per_mtok, '/Mtok')}"),
+        *([] if f.kwh_per_mtok is None else [("energy", f"{number(f.kwh_per_mtok, 3)} kWh/Mtok at {number(f.power_w)} W")]),
         ("reward", f"{number(f.reward_mean, 3)} over the last steps; weights v{f.version}, {f.steps_done} steps"),
         ("tokens", f"generated {number(f.generated_tokens)} = trained {number(f.trained_tokens)} + masked {number(f.masked_tokens)}"
                    f" + in flight {number(f.in_flight_tokens)} + wasted {number(sum(f.wasted_tokens.values()))}"),

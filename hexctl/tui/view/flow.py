@@ -120,8 +120,20 @@ def _identity(f: FlowView, width: int) -> tuple[Line, ...]:
         Span(f"{f.redone_tokens:,}"),
         Span("   samples over two versions ", "dim"),
         Span(spanning),
+        *_energy(f),
     )
     return (rule("tokens", width, (verdict,)), shown, notes)
+
+
+def _energy(f: FlowView) -> Line:
+    """Energy per million trained tokens, where every device says its power."""
+    if f.power_w is None or f.kwh_per_mtok is None:
+        return ()
+    return (
+        Span("   energy ", "dim"),
+        Span(f"{n.grouped(f.kwh_per_mtok, 3)} kWh/Mtok"),
+        Span(f" at {n.grouped(f.power_w)} W", "dim"),
+    )
 
 
 def _short_identity(f: FlowView, parts: Sequence[tuple[str, int, Tone]]) -> Line:
