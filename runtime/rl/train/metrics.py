@@ -61,6 +61,7 @@ def token_metrics(parts: Sequence[TokenFigures]) -> dict[str, float]:
     if fresh.numel():
         # Same weights on both sides: what is left is the engine's arithmetic against the trainer's.
         figures["engine_trainer_logprob_diff"] = fresh.abs().mean()
+        figures["engine_trainer_logprob_diff_max"] = fresh.abs().max()
     return {name: float(value) for name, value in figures.items()}
 
 

@@ -1,0 +1,207 @@
+"""hexctl beside TRL's asynchronous GRPO: the same two GPUs, model, data, lengths, batch, learning rate and staleness bound.
+
+    python -m benchmarks.compare_trl configs/smollm2-gsm8k-gpus-2.toml --seconds 180 --json compare.json
+
+One side after the other, each for `--seconds` from its first optimiser step on. hexctl is its daemon; TRL is `AsyncGRPOTrainer`
+on the first GPU and `vllm serve` on the second, as its own guide has it. Counted are response tokens that an optimiser step
+trained on, over the wall time from the end of step `SETTLE` to the end of the last; the reward is that of the samples trained.
+Needs a configuration with a JSON-lines task, two GPUs, vllm and trl (docs/gpu.md).
+"""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from runtime.config.load import load_config
+from runtime.config.schema import Config
+from runtime.rl.rewards.verifiers import VerifierSpec, make_verifier
+from runtime.rl.tasks.rows import read_rows
+
+SETTLE = 5  # steps left out at the start: compilation, empty queues
+LAST = 20  # steps whose reward is reported
+START_S = 420.0  # for a side to make its first step
+ROWS = "steps.jsonl"
+
+
+def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Figures of one side from its steps: `at_s`, `trained_tokens`, `reward_mean`. Fewer than SETTLE + 2 steps: no rates."""
+    found: dict[str, float] = {"steps": len(rows)}
+    if len(rows) < SETTLE + 2:
+        return found
+    counted = rows[SETTLE + 1 :]
+    seconds = counted[-1]["at_s"] - rows[SETTLE]["at_s"]
+    found["trained_tokens_per_s"] = sum(r["trained_tokens"] for r in counted) / seconds
+    found["step_s_median"] = statistics.median(
+        b["at_s"] - a["at_s"] for a, b in zip(rows[SETTLE:], counted, strict=False)
+    )
+    found["reward_first"] = statistics.fmean(r["reward_mean"] for r in rows[:LAST])
+    found["reward_last"] = statistics.fmean(r["reward_mean"] for r in rows[-LAST:])
+    found["reward_per_hour"] = (
+        (found["reward_last"] - found["reward_first"]) / (rows[-1]["at_s"] - rows[0]["at_s"]) * 3600
+    )
+    return found
+
+
+def hexctl_rows(config: Path, seconds: float, root: Path) -> list[dict[str, float]]:
+    """Steps of `hexctl daemon`, from the run's metrics.jsonl."""
+    command = [
+        sys.executable,
+        "-m",
+        "hexctl",
+        "daemon",
+        str(config),
+        "--for",
+        f"{seconds:g}s",
+        "--set",
+        f'run.root="{root}"',
+    ]
+    subprocess.run(command, check=True, timeout=seconds + START_S)
+    lines = next(root.glob("*/metrics.jsonl")).read_text().splitlines()
+    return [
+        {"at_s": r["time_unix_s"], **{k: r[k] for k in ("trained_tokens", "reward_mean")}}
+        for r in map(json.loads, lines)
+    ]
+
+
+def trl_rows(config: Path, seconds: float, root: Path) -> list[dict[str, float]]:
+    """Steps of TRL's trainer, by a process of its own on the first GPU."""
+    gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1").split(",")
+    out = root / ROWS
+    with _served(load_config(config).config, gpus[1]) as url:
+        command = [sys.executable, "-m", "benchmarks.compare_trl", str(config), "--seconds", str(seconds), "--trl-steps", str(out),
+                   "--url", url]  # fmt: skip
+        subprocess.run(
+            command, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[0]}, check=True, timeout=seconds + START_S
+        )
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+@contextmanager
+def _served(config: Config, gpu: str) -> Iterator[str]:
+    """`vllm serve` of the model in a process group of its own, ended with it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    longest = int(config.lengths.prompt_max) + config.sampling.max_new_tokens + 8
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(config.model.path), "--host", "127.0.0.1", "--port", str(port),
+        "--dtype", config.model.rollout_dtype or config.model.dtype, "--max-model-len", str(longest),
+        "--gpu-memory-utilization", "0.85", "--max-num-seqs", str(config.sampling.max_running),
+        "--weight-transfer-config", '{"backend": "nccl"}',
+    ]  # fmt: skip
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "VLLM_SERVER_DEV_MODE": "1", "VLLM_HOST_IP": "127.0.0.1"}
+    server = subprocess.Popen(command, env=env, start_new_session=True, stdout=sys.stderr)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+class FormatReward:
+    """The configuration's verifier as TRL calls one: texts and ids in, a reward each. Its process imports it by name."""
+
+    def __init__(self, name: str, eos_ids: frozenset[int]) -> None:
+        self.name, self.eos_ids = name, eos_ids
+        self.__name__ = name
+
+    def __call__(self, completions: Any, completion_ids: Any, answer: Any, **rest: Any) -> list[float]:
+        del rest
+        verify = make_verifier(VerifierSpec(name=self.name))
+        texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+        ended = ["eos" if ids and ids[-1] in self.eos_ids else "length" for ids in completion_ids]
+        return [verify("", t, a, e) for t, a, e in zip(texts, answer, ended, strict=True)]  # type: ignore[arg-type]
+
+
+def train_with_trl(config: Config, seconds: float, url: str, out: Path) -> None:
+    """Run AsyncGRPOTrainer until `seconds` after its first step, a line of figures a step into `out`."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+    a, task = config.algorithm, config.task
+    tokenizer = AutoTokenizer.from_pretrained(str(config.model.path))
+    generation = json.loads((Path(config.model.path) / "generation_config.json").read_text()).get("eos_token_id")
+    eos = {tokenizer.eos_token_id, *(generation if isinstance(generation, list) else [generation])}
+
+    def turns(text: str) -> list[dict[str, str]]:
+        system = [{"role": "system", "content": task.system_prompt}] if task.system_prompt else []
+        return [*system, {"role": "user", "content": task.prompt_template.replace("{prompt}", text)}]
+
+    assert task.path is not None
+    rows = read_rows(task.path, task)
+    dataset = Dataset.from_list([{"prompt": turns(r.prompt), "answer": r.answer} for r in rows])
+
+    class Steps(TrainerCallback):  # type: ignore[misc]
+        began: float | None = None
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **rest: Any) -> None:
+            del args, state, rest
+            tokens, reward = logs.get("batch/trained_tokens_per_step"), logs.get("reward")
+            if tokens is None or reward is None:
+                return
+            now = time.time()
+            self.began = self.began or now
+            with out.open("a") as f:
+                f.write(json.dumps({"at_s": now, "trained_tokens": tokens, "reward_mean": reward, "logs": logs}) + "\n")
+            control.should_training_stop = now - self.began > seconds
+
+    with TemporaryDirectory() as scratch:
+        AsyncGRPOTrainer(
+            model=str(config.model.path),
+            reward_funcs=FormatReward(task.reward, frozenset(e for e in eos if e is not None)),
+            train_dataset=dataset,
+            callbacks=[Steps()],
+            args=AsyncGRPOConfig(
+                output_dir=scratch, save_strategy="no", report_to=[], max_steps=100_000, seed=config.run.seed,
+                num_generations=a.responses_per_prompt, per_device_train_batch_size=a.prompts_per_step * a.responses_per_prompt,
+                gradient_accumulation_steps=1, token_budget=a.micro_batch_tokens, max_completion_length=config.sampling.max_new_tokens,
+                temperature=config.sampling.temperature, learning_rate=a.learning_rate, warmup_steps=a.warmup_steps,
+                adam_beta1=a.betas[0], adam_beta2=a.betas[1], weight_decay=a.weight_decay, max_grad_norm=a.grad_norm_max,
+                epsilon=a.clip_low, epsilon_high=a.clip_high, max_staleness=a.eta, vllm_server_base_url=url,
+                gradient_checkpointing=False,
+            ),
+        ).train()  # fmt: skip
+
+
+SIDES = {"hexctl": hexctl_rows, "trl": trl_rows}
+
+
+def main() -> int:
+    """Run the sides, print their figures side by side."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare_trl", description=__doc__)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--seconds", type=float, default=180.0, help="of each side, from its first step on")
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
+    parser.add_argument("--json", type=Path, help="also write figures and steps here")
+    parser.add_argument("--trl-steps", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--url", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.trl_steps is not None:
+        train_with_trl(load_config(given.config).config, given.seconds, given.url, given.trl_steps)
+        return 0
+    rows: dict[str, list[dict[str, float]]] = {}
+    for side in given.sides:
+        with TemporaryDirectory() as root:
+            rows[side] = SIDES[side](given.config, given.seconds, Path(root))
+    figures = {side: summary(steps) for side, steps in rows.items()}
+    for name in sorted({k for f in figures.values() for k in f}):
+        print(f"{name:24}", *(f"{side} {f.get(name, float('nan')):>12,.4f}" for side, f in figures.items()))
+    if given.json is not None:
+        given.json.write_text(json.dumps({"figures": figures, "steps": rows}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
