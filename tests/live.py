@@ -17,7 +17,7 @@ from runtime.errors import RunError
 from runtime.runs import RunInfo, alive, list_runs
 
 ROOT = Path(__file__).resolve().parents[1]
-HEXCTL = [str(Path(sys.executable).with_name("hexctl"))]
+HEXCTL = [sys.executable, "-m", "hexctl"]
 
 
 class LiveRun:
