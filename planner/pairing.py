@@ -79,6 +79,7 @@ class Pairing:
 
     def __init__(self, cost: CostModel, pools: Pools, combinations: Sequence[tuple[int, ...]]) -> None:
         self.pools, self.rules, workload = pools, cost.rules, cost.problem.workload
+        self.combinations = tuple(combinations)
         self.overlapped = workload.update_mode == "overlapped"
         self.offers = self._offers(cost)
         self.smallest = np.array([min(s, default=np.iinfo(np.int64).max) for s in self.offers.sizes], dtype=np.int64)

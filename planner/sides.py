@@ -67,6 +67,8 @@ class Sides:
             k: block_shapes(problem, k, tuple(c.size for c in of_kind[k]), n)
             for k, n in zip(self.kinds, self.room, strict=True)
         }
+        # What else fits on devices of a group is asked where they are shared; nothing asks over regions.
+        self.hosts = self.cost.shares_devices and len({c.place.region for c in classes}) == 1
         self.partitions = groupings(self.cost.side_tasks, min(problem.capabilities.task_groups, MOST_GROUPS))
         self._cost_all()
         if len(self.usages) > _MOST_USAGES:
@@ -89,6 +91,8 @@ class Sides:
         made = {k: self._block(k) for k in self.kinds if self.blocks[k]}
         chains: list[tuple[tuple[str, ...], tuple[Ints, ...]]] = []  # kinds, and which of their blocks
         seconds: dict[tuple[Task, ...], list[tuple[Array, Array]]] = {g: [] for g in groups}
+        memory: dict[tuple[Task, ...], list[Array]] = {g: [] for g in groups}
+        hosts = self.hosts
         for kinds in self._chains():
             for at in self._chunks(kinds):
                 chains.append((kinds, at))
@@ -104,9 +108,12 @@ class Sides:
                             self.relaxed.link(*kinds) if len(kinds) == 2 else None,
                             self.columns.head_layers if has_head else 0.0,
                             hop=hop,
+                            hosts=hosts,
                         )
                         for g in mine:
                             seconds[g].append(batch.group_s(g))
+                            if hosts:
+                                memory[g].append(np.concatenate(batch.memory(g), dtype=np.float32))
         self._piped = len(chains)
         for pair, at in mixed_pairs(self.relaxed, self.blocks):
             chains.append((pair, at))
@@ -115,6 +122,7 @@ class Sides:
             mixed = MixedBatch(self._straggler, self.relaxed, some, crosses)
             for g in groups:
                 seconds[g].append(mixed.group_s(g))
+                memory[g].append(np.zeros((4, len(at[0])), dtype=np.float32))  # no room: not looked at
         used = np.concatenate([self._used(*c) for c in chains] or [np.zeros((0, len(self.kinds)), dtype=int)])
         both = {
             g: [np.concatenate([s[i] for s in parts] or [np.zeros(0)]) for i in (0, 1)] for g, parts in seconds.items()
@@ -127,6 +135,12 @@ class Sides:
         self._chains_made, self._order = chains, order
         self._ends = np.cumsum([len(at[0]) for _, at in chains])
         self.seconds = {g: (score[order], train[order]) for g, (score, train) in both.items()}
+        # By group, where devices are shared: room beside it by block, and what it holds there, as `Batch.memory` has them.
+        self.memory = {g: np.concatenate(parts, axis=1)[:, order] for g, parts in memory.items()} if hosts else {}
+        by_chain = [[-1] * (2 - len(ks)) + [self.kinds.index(k) for k in ks] for ks, _ in chains]
+        sizes = [len(at[0]) for _, at in chains]
+        # The kind of either block of each candidate, -1 where there is none.
+        self.block_kinds = np.repeat(np.array(by_chain, dtype=int).reshape(-1, 2), sizes, axis=0)[order]
         used = used[order]
         fresh = np.ones(len(order), dtype=bool)
         fresh[1:] = (used[1:] != used[:-1]).any(axis=1)
@@ -260,21 +274,21 @@ class Sides:
     def ways(self, used: tuple[int, ...], actor: tuple[bool, ...], below_s: float) -> Iterator[Way]:
         """The ways on exactly these devices, the actor trained on just these kinds, that take less than `below_s`; best
         first within each division of devices."""
-        for low_s, way, i, j in self._splits(used, actor, below_s):
+        for low_s, way, i, j in self.splits(used, actor, below_s):
             if low_s < below_s:
                 yield from self._within(way, i, j, below_s)
 
     def best(self, used: tuple[int, ...], actor: tuple[bool, ...], below_s: float) -> Way | None:
         """The fastest of `ways`; None where there is none."""
         found: Way | None = None
-        for low_s, way, i, j in self._splits(used, actor, below_s):
+        for low_s, way, i, j in self.splits(used, actor, below_s):
             limit = below_s if found is None else found.side_s
             if low_s >= limit:
                 break
             found = next(self._within(way, i, j, limit), found)
         return found
 
-    def _splits(
+    def splits(
         self, used: tuple[int, ...], actor: tuple[bool, ...], below_s: float
     ) -> list[tuple[float, tuple[tuple[Task, ...], ...], int, int]]:
         """(lower bound, grouping, usage of the first group, of the second or -1), least bound first."""

@@ -73,10 +73,11 @@ class Batch:
         head_layers: float,
         *,
         hop: Hop | None = None,
+        hosts: bool = False,
     ) -> None:
         """`hop`: of shapes that no machine holds one stage or border lies over a link no better than that; what they take is
-        then a lower bound."""
-        self.ctx, self.hop = ctx, hop
+        then a lower bound. `hosts`: `memory` will be asked."""
+        self.ctx, self.hop, self.hosts = ctx, hop, hosts
         self.first, self.second, self.link = first, second, link
         self.size = len(second.pp)
         split = divided(first, second, ctx.model.layers, head_layers)
@@ -99,6 +100,8 @@ class Batch:
         self._ways: dict[Task, list[_Way]] = {}
         self._states: dict[Task, Array] = {}
         self._groups: dict[frozenset[Task], tuple[Array, Array]] = {}
+        self._memory: dict[tuple[Task, ...], tuple[Array, Array]] = {}
+        self._made: dict[frozenset[Task], tuple[Task, ...]] = {}
 
     def _step(self, rounds: Ints) -> _Step:
         samples = self.ctx.workload.samples_per_step / rounds / self.dp
@@ -115,8 +118,15 @@ class Batch:
         if len(key) < len(tasks):  # two tasks that cost the same, in one group
             return self._group_s(tasks)
         if key not in self._groups:
-            self._groups[key] = self._group_s(tasks)
+            self._groups[key], self._made[key] = self._group_s(tasks), tasks
+        elif self.hosts:
+            self._memory[tasks] = self._memory[self._made[key]]
         return self._groups[key]
+
+    def memory(self, tasks: tuple[Task, ...]) -> tuple[Array, Array]:
+        """Of a group that `group_s` was asked about, by block (an absent first one has all the room): bytes that something
+        else may hold on every device without slowing the group, and bytes that its models hold on the mean device."""
+        return self._memory[tasks]
 
     def _like(self, task: Task, beside: Sequence[Task]) -> Task:
         """A task that costs the same: values of a critic that is not trained here are a forward pass as rewards are."""
@@ -129,16 +139,42 @@ class Batch:
         for t in tasks:
             if not (t == "critic_values" and "critic_training" in tasks):
                 resident += self._state(self._like(t, tasks))
+        room = np.full((2, self.size), np.inf)
         for t in tasks:
-            best = np.full(self.size, np.inf)
-            tried = {False: self.possible, True: self.possible}
-            for way in self._ways_of(self._like(t, tasks)):
-                # As in the plain formulas, larger micro-batches are not tried beyond the first that does not fit.
-                fits = tried[way.recompute] & (resident <= way.limit).all(axis=0)
-                tried[way.recompute] = fits & way.more
-                np.minimum(best, way.time_s, out=best, where=fits)
+            best, beside = self._best(self._like(t, tasks), resident)
+            np.minimum(room, beside, out=room)
             (train if t in TRAINING else score).__iadd__(best)
+        if self.hosts:
+            self._memory[tasks] = room, self._mean_by_block(resident)
         return score, train
+
+    def _best(self, task: Task, resident: Array) -> tuple[Array, Array]:
+        """Seconds of the fastest way to run a task beside models that hold `resident` bytes by part, and by block what that
+        way leaves; infinite where none fits."""
+        best, beside = np.full(self.size, np.inf), np.full((2, self.size), -np.inf)
+        tried = {False: self.possible, True: self.possible}
+        ways = self._ways_of(task)
+        chosen = np.full(self.size, -1, dtype=np.int8)
+        for i, way in enumerate(ways):
+            # As in the plain formulas, larger micro-batches are not tried beyond the first that does not fit.
+            fits = tried[way.recompute] & (resident <= way.limit).all(axis=0)
+            tried[way.recompute] = fits & way.more
+            if self.hosts:
+                np.copyto(chosen, i, where=fits & (way.time_s < best))
+            np.minimum(best, way.time_s, out=best, where=fits)
+        for i, way in enumerate(ways if self.hosts else ()):
+            mine = np.flatnonzero(chosen == i)
+            if len(mine):
+                free = way.limit[:, mine] - resident[:, mine]
+                beside[:, mine] = free[:4].min(axis=0), free[4:].min(axis=0)
+        return best, beside
+
+    def _mean_by_block(self, figures: Array) -> Array:
+        """The mean over the stages of either block of figures by part; 0 for an absent block."""
+        count = self.parts.count
+        total = [(figures[at] * count[at]).sum(axis=0) for at in (slice(0, 4), slice(4, 8))]
+        stages = [np.maximum(count[at].sum(axis=0), 1) for at in (slice(0, 4), slice(4, 8))]
+        return np.stack([t / n for t, n in zip(total, stages, strict=True)])
 
     def _by_part(self, name: str) -> Ints:
         b = getattr(self.second, name)

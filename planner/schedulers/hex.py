@@ -15,7 +15,7 @@ from planner.placing import materialise
 from planner.scan import Cell, Scan, scan_of
 from planner.schedulers.areal_hex.rollout import best_rollout
 from planner.schedulers.areal_hex.training import Trainer, best_trainer
-from planner.schedulers.hex_groups import plan_cell
+from planner.schedulers.hex_groups import plan_cell, plan_turns
 from planner.schedulers.layouts import LaidOut, laid_out, layouts
 from planner.schedulers.mixed import MixedTrainer, best_mixed
 from planner.search import Search
@@ -27,6 +27,7 @@ _LARGE_LAYOUTS = 4  # ways to lay out a cell that are tried on larger fleets
 _LARGE = 64  # devices from which only the layouts of `schedulers.layouts` are tried
 _PATIENCE = 32  # cells without a better plan that end the search on a large fleet
 _GROUPS_PATIENCE = 8  # the same for workflows of several tasks, whose cells have many ways each
+_TURNS_PATIENCE = 24  # ways without a better plan where generation shares devices
 _STEPS = 200  # looks at the scan's frontier that a fleet beyond the smallest gets
 _TIE = 1e-9
 
@@ -55,6 +56,8 @@ def _groups(search: Search, scan: SideScan) -> None:
             return float("-inf")
         return search.to_beat_s() * (1 - _TIE)
 
+    if scan.sides.hosts and not small and plan_turns(search, scan, to_beat_s, _TURNS_PATIENCE):
+        return
     for period_s, cell in scan.ascending(to_beat_s):
         best = search.best
         if best is not None and fruitless >= patience:

@@ -5,12 +5,15 @@ group on the machines, the second on what is left, and the replicas of the rollo
 co-location also on the devices of the groups. Then the groups are costed beside the replicas that their devices will hold.
 """
 
+import bisect
+import heapq
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from planner.cost.memory import replica_resident_bytes
 from planner.cost.model import side_s
 from planner.cost.training import TrainerCost
+from planner.hosting import HostedWay, Hosting
 from planner.placing import GroupLayout, StageLayout, materialise_groups
 from planner.plan import Task
 from planner.record import record, replace
@@ -24,6 +27,7 @@ from planner.space import BlockShape, DeviceClass, replica_shapes
 
 _SEEN, _WAYS = 400, 3  # ways looked at, and the fastest of them laid out, on a large fleet
 _LAYOUTS = 2  # of the first group there; the second has its fastest
+_CELLS, _SPAN = 24, 1.15  # cells whose ways are estimated, and how far beyond a cell's bound
 _TIE = 1e-9
 
 
@@ -50,14 +54,71 @@ def plan_cell(search: Search, scan: SideScan, cell: SideCell, period_s: float, *
     # In sync modes generation comes on top, and takes at least what it would with the memory of all devices to itself.
     window_s = period_s - cell.side_s if scan.shared else 0.0
     for way in sorted(itertools.islice(ways, _SEEN), key=lambda w: w.side_s)[:_WAYS]:
-        _plan_levels(search, scan, way, window_s)
+        kinds = _kinds(way)
+        _plan_levels(search, scan, way, window_s, [dict.fromkeys(kinds, beside) for beside in _besides(scan)])
 
 
-def _plan_levels(search: Search, scan: SideScan, way: Way, window_s: float) -> None:
-    """Offer the plans of a way: replicas hold the same beside every kind at first; then, from what was best so, kind by kind."""
-    kinds = tuple(dict.fromkeys(b.kind for blocks in way.blocks for b in blocks))
-    besides = _besides(scan)
-    todo = [dict.fromkeys(kinds, beside) for beside in besides]
+def plan_turns(search: Search, scan: SideScan, to_beat_s: Callable[[], float], patience: int) -> bool:
+    """Offer plans where generation takes turns with groups on shared devices, best estimate of any cell first, until
+    `patience` ways in a row gave no better plan or none is left below `to_beat_s`. False where nothing can be estimated."""
+    hosting: Hosting | None = None
+    cells = scan.ascending(to_beat_s)
+    waiting: list[tuple[float, int, HostedWay]] = []
+    order = itertools.count()
+    fruitless = looked_at = 0
+    ahead = next(cells, None)
+    while fruitless < patience or search.best is None:
+        while ahead is not None and looked_at < _CELLS and (not waiting or ahead[0] <= waiting[0][0]):
+            period_s, cell = ahead
+            if hosting is None:
+                hosting = _hosting(scan, period_s, cell)
+                if not hosting.total > 0:
+                    return False
+            below_s = min(to_beat_s(), period_s * _SPAN)
+            for w in hosting.ways(scan.in_order(cell.used), scan.in_order(cell.actor), below_s):
+                heapq.heappush(waiting, (w.period_s, next(order), w))
+            looked_at += 1
+            ahead = next(cells, None)
+        if not waiting or not waiting[0][0] < to_beat_s():
+            return search.best is not None
+        best = search.best
+        _plan_hosted(search, scan, heapq.heappop(waiting)[2], hosting.window_s if hosting else 0.0)
+        fruitless = 0 if search.best is not best else fruitless + 1
+    return True
+
+
+def _hosting(scan: SideScan, period_s: float, cell: SideCell) -> Hosting:
+    """Estimates at the window of the most promising cell."""
+    window_s = period_s - cell.side_s
+    assert scan.pairing is not None, "there is a cell"
+    trained = tuple(i for i, x in enumerate(cell.actor) if x)
+    pause = scan.pairing.home_s[0][scan.pairing.combinations.index(trained)]
+    overlapped = scan.pairing.overlapped
+    pauses = {k: 0.0 if overlapped else float(s) for k, s in zip(scan.kinds, pause, strict=True)}
+    return Hosting(scan.cost, scan.sides, scan.classes, pauses, window_s)
+
+
+def _plan_hosted(search: Search, scan: SideScan, hosted: HostedWay, window_s: float) -> None:
+    """Offer the plans of a way beside replicas that do not slow its groups, and of what is near to that."""
+    way, besides = hosted.way, sorted(_besides(scan))
+    most: dict[str, float] = {}
+    for blocks, rooms in zip(way.blocks, hosted.room_bytes, strict=True):
+        for b, room in zip(blocks, rooms, strict=True):
+            fits = besides[bisect.bisect_right(besides, max(room, 0.0)) - 1]
+            most[b.kind] = max(most.get(b.kind, 0.0), fits)
+    _plan_levels(search, scan, way, window_s, [most])
+
+
+def _kinds(way: Way) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(b.kind for blocks in way.blocks for b in blocks))
+
+
+def _plan_levels(
+    search: Search, scan: SideScan, way: Way, window_s: float, levels_s: Sequence[Mapping[str, float]]
+) -> None:
+    """Offer the plans of a way beside replicas that hold so much by kind; then, from what was best so, kind by kind."""
+    kinds, besides = _kinds(way), _besides(scan)
+    todo = [dict(levels) for levels in levels_s]
     tried: list[dict[str, float]] = []
     while todo:
         better: dict[str, float] | None = None
@@ -179,10 +240,14 @@ def _offer(search: Search, scan: SideScan, groups: tuple[_Group, ...], beside: M
     # Levels of sharing: the groups in the order of what their models hold.
     shares = any(beside.values())
     ordered = sorted(groups, key=lambda g: max(g.cost.resident_bytes)) if shares else list(groups)
+    held = [_held_by_kind(g) for g in ordered]
     classes = scan.classes
     counts = [c.size - sum(g.used[i] for g in groups) for i, c in enumerate(classes)]
     shared = [
-        [(max(g.cost.resident_bytes), g.used[i] if c.place.kind in g.shared else 0) for g in ordered]
+        [
+            (on.get(c.place.kind, 0.0), g.used[i] if c.place.kind in g.shared else 0)
+            for g, on in zip(ordered, held, strict=True)
+        ]
         for i, c in enumerate(classes)
     ]
     actor = next(g for g in groups if "actor_training" in g.tasks)
@@ -201,6 +266,15 @@ def _offer(search: Search, scan: SideScan, groups: tuple[_Group, ...], beside: M
         return
     laid = tuple(GroupLayout(tasks=g.tasks, stages=g.stages) for g in ordered)
     search.offer(materialise_groups(classes, laid, rollout.replicas, search.problem.in_force))
+
+
+def _held_by_kind(group: _Group) -> dict[str, float]:
+    """What a group's models hold on its fullest device of each kind; of a stage of two kinds, on each of them."""
+    out: dict[str, float] = {}
+    for s, held in zip(group.stages, group.cost.resident_bytes, strict=True):
+        for kind in s.kind.split("+"):
+            out[kind] = max(out.get(kind, 0.0), held)
+    return out
 
 
 def _unpinned(c: DeviceClass) -> DeviceClass:

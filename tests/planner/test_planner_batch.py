@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from planner.cost import CostModel
 from planner.cost.model import side_s
 from planner.record import replace
 from planner.sides import Sides
-from planner.space import device_classes
+from planner.space import BlockShape, device_classes
 from planner.workflow import side_tasks
 from planner.workload import Workload
 
@@ -62,6 +63,44 @@ def test_many_shapes_at_once_cost_what_each_costs_alone(p: Problem) -> None:
             else:
                 assert score[at] == pytest.approx(alone.score_s, rel=1e-9), (group, blocks)
                 assert train[at] == pytest.approx(alone.train_s - alone.score_s, rel=1e-9), (group, blocks)
+
+
+@settings(max_examples=8)
+@given(larger())
+def test_what_else_fits_beside_a_group_does_not_slow_it(p: Problem) -> None:
+    """Of groups that share their devices: as much memory as is said to be left by block, and no more."""
+    shared = replace(p.capabilities, colocate=True)
+    here = tuple(replace(d, region="") for d in p.cluster.devices)
+    p = replace(
+        p,
+        cluster=replace(p.cluster, devices=here),
+        workload=replace(p.workload, mode="sync", eta=0),
+        capabilities=shared,
+    )
+    sides = Sides(Columns(CostModel(p)), device_classes(p))
+    assert sides.hosts
+    count = int(sides.starts[-1])
+    for group, memory in sides.memory.items():
+        seconds = np.sum(sides.seconds[group], axis=0)
+        for at in range(0, count, max(1, count // 6)):
+            blocks = sides.candidate(at)
+            alone = sides.relaxed.group(blocks, group)
+            if alone is None or seconds[at] != pytest.approx(alone.train_s, rel=1e-9):
+                continue  # a crossing is charged: another way may be the fastest
+            room, held = (memory[i : i + 2, at][2 - len(blocks) :].astype(float) for i in (0, 2))
+            assert [sides.kinds[k] for k in sides.block_kinds[at] if k >= 0] == [b.kind for b in blocks]
+            beside = sides.relaxed.group(blocks, group, [max(0.0, r * (1 - 1e-6)) for r in room])
+            assert beside is not None
+            assert beside.train_s == pytest.approx(alone.train_s, rel=1e-9)
+            more = sides.relaxed.group(blocks, group, [r * (1 + 1e-6) + 1 for r in room])
+            assert more is None or more.train_s >= alone.train_s
+            for b, mean, some in zip(blocks, held, _by_block(blocks, alone.resident_bytes), strict=True):
+                assert mean == pytest.approx(sum(some) / b.pp, rel=1e-6)
+
+
+def _by_block(blocks: Sequence[BlockShape], by_stage: Sequence[float]) -> list[Sequence[float]]:
+    ends = list(itertools.accumulate(b.pp for b in blocks))
+    return [by_stage[end - b.pp : end] for b, end in zip(blocks, ends, strict=True)]
 
 
 @settings(max_examples=12)

@@ -179,6 +179,14 @@ def test_areal_hex_fleet_with_the_other_models(size: str) -> None:
     assert kinds_of(p, found) == ({"H800"}, {"H20"})
 
 
+def test_a_fleet_whose_tasks_and_replicas_share_memory_is_near_its_bound() -> None:
+    """The fastest groups leave replicas too little memory: those that leave more come first."""
+    found = solve(shipped("hetrl-s1.toml"))
+    assert isinstance(found, Feasible)
+    assert violations(found.plan, shipped("hetrl-s1.toml")) == ()
+    assert found.gap < 0.03
+
+
 def test_the_local_fleet_is_planned_exactly() -> None:
     p = shipped("local.toml")
     found = solve(p)
