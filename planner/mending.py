@@ -101,8 +101,8 @@ class Mending:
     def _estimate_s(self, train: Placement, rest: Sequence[Placement]) -> float:
         """Roughly the step: training against generation at the replicas' best rates."""
         seconds = self.cost.trainer(self.cost.trainer_shape(train))
-        shapes = Counter(ReplicaShape(kind=r.kind, tp=r.tp, pp=r.pp) for r in rest if r.role == "rollout")
-        rate = sum(n * self._rate(shape) for shape, n in shapes.items())
+        shapes = Counter((r.kind, r.tp, r.pp) for r in rest if r.role == "rollout")
+        rate = sum(n * self._rate(ReplicaShape(kind=k, tp=tp, pp=pp)) for (k, tp, pp), n in shapes.items())
         if seconds is None or rate <= 0:
             return float("inf")
         parts = (seconds.train_s, self.cost.rules.work_tokens / rate)
@@ -135,7 +135,8 @@ class Mending:
             yield homes, own + freed + self._nearest_first(idle, old)
         away = {d for p in homes for d in p.devices} | self.frozen
         others = [p for p in self.whole if p.role == "rollout" and not away & set(p.devices)]
-        others.sort(key=lambda p: self._distance(p, old))
+        where = self._where(old)
+        others.sort(key=lambda p: (_apart(self.devices[p.devices[0]], where), len(p.devices)))
         n = 1
         while n <= len(others):
             taken = others[:n]
@@ -150,9 +151,6 @@ class Mending:
         """Kinds, machines and regions of a placement, as far as its devices are still there."""
         mine = [self.devices[d] for d in old.devices if d in self.devices]
         return {k for s in old.stages for k in s.kind.split("+")}, {d.node for d in mine}, {d.region for d in mine}
-
-    def _distance(self, p: Placement, old: Placement) -> tuple[tuple[bool, bool, bool], int]:
-        return _apart(self.devices[p.devices[0]], self._where(old)), len(p.devices)
 
     def _from_trainer(self, placements: Sequence[Placement]) -> Scored | None:
         """No replica is left and no other device is free: the trainer gives some of its own."""

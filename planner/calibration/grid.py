@@ -1,6 +1,9 @@
 """Tables over shapes, interpolated in log space, and corrections of them by single measured points."""
 
+import bisect
 import itertools
+import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,24 +39,62 @@ class Grid:
 
     def at(self, *coordinates: ArrayLike) -> Array:
         """The quantity at shapes given by their coordinates (not logarithms), broadcast against each other."""
-        at = np.broadcast_arrays(*(np.asarray(c, dtype=float) for c in coordinates))
-        low: list[NDArray[np.int_]] = []
-        part: list[Array] = []
-        for axis, given in zip(self.axes, at, strict=True):
-            x = np.clip(np.log2(np.maximum(given, _LEAST)), axis[0], axis[-1])  # nothing at all is the least shape
-            i = np.clip(np.searchsorted(axis, x, side="right") - 1, 0, max(0, len(axis) - 2))
-            low.append(i)
-            part.append((x - axis[i]) / (axis[i + 1] - axis[i]) if len(axis) > 1 else np.zeros_like(x))
-        total = np.zeros(at[0].shape)
-        for corner in itertools.product((0, 1), repeat=len(low)):
-            if any(c and len(a) == 1 for c, a in zip(corner, self.axes, strict=True)):
+        given = [np.asarray(c, dtype=float) for c in coordinates]
+        shape = np.broadcast_shapes(*(x.shape for x in given))
+        if not shape:
+            return np.asarray(self.at_one(*(x.item() for x in given)))
+        values, dim = self.values, 0
+        many: list[tuple[NDArray[np.int_], Array]] = []  # of each axis with more than one coordinate
+        for axis, x in zip(self.axes, given, strict=True):
+            if x.ndim:
+                many.append(_between(axis, x))
+                dim += 1
                 continue
-            weight: Array = np.ones_like(total)
-            for c, p in zip(corner, part, strict=True):
+            # One coordinate for all shapes: the table without that axis is small.
+            i, part = _between_one(axis, x.item())
+            ends = values.take([i, i + 1] if part else [i], axis=dim)
+            values = np.tensordot(ends, [1 - part, part] if part else [1.0], axes=([dim], [0]))
+        total = np.zeros(shape)
+        for corner in itertools.product((0, 1), repeat=len(many)):
+            if any(c and n == 1 for c, n in zip(corner, values.shape, strict=True)):
+                continue
+            weight: Array = np.ones(())
+            for c, (_, p) in zip(corner, many, strict=True):
                 weight = weight * (p if c else 1 - p)
-            total = total + weight * self.values[tuple(i + c for i, c in zip(low, corner, strict=True))]
+            total = total + weight * values[tuple(i + c for c, (i, _) in zip(corner, many, strict=True))]
         out: Array = np.exp2(total)
         return out
+
+    def at_one(self, *coordinates: float) -> float:
+        """`at` of a single shape, in plain numbers: arrays of one element cost fifty times as much."""
+        corners = [(0, 1.0)]  # position in the flat table and weight
+        strides = itertools.accumulate(reversed(self.values.shape), operator.mul, initial=1)
+        for axis, x, stride in zip(reversed(self.axes), reversed(coordinates), strides, strict=False):
+            i, part = _between_one(axis, x)
+            if part:
+                below, above = i * stride, (i + 1) * stride
+                corners = [c for at, w in corners for c in ((at + below, w * (1 - part)), (at + above, w * part))]
+            else:
+                corners = [(at + i * stride, w) for at, w in corners]
+        return float(2.0 ** sum(w * self.values.item(at) for at, w in corners))
+
+
+def _between(axis: Array, given: Array) -> tuple[NDArray[np.int_], Array]:
+    """The point of the axis at or below each coordinate, and the part of the way to the next (0 on an axis of one)."""
+    x = np.clip(np.log2(np.maximum(given, _LEAST)), axis[0], axis[-1])  # nothing at all is the least shape
+    i = np.clip(np.searchsorted(axis, x, side="right") - 1, 0, max(0, len(axis) - 2))
+    return i, (x - axis[i]) / (axis[i + 1] - axis[i]) if len(axis) > 1 else np.zeros_like(x)
+
+
+def _between_one(axis: Array, given: float) -> tuple[int, float]:
+    """`_between` of one coordinate."""
+    last = len(axis) - 1
+    if not last:
+        return 0, 0.0
+    x = min(max(math.log2(max(given, _LEAST)), axis.item(0)), axis.item(last))
+    i = min(bisect.bisect_right(axis, x) - 1, last - 1)
+    low = axis.item(i)
+    return i, (x - low) / (axis.item(i + 1) - low)
 
 
 def filled(values: Array) -> Array:

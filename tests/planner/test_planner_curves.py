@@ -79,6 +79,33 @@ def test_a_grid_is_exact_at_its_points_geometric_between_and_level_beyond() -> N
     assert grid.at([1, 4], 1).tolist() == [1.0, 4.0]
 
 
+@st.composite
+def grids(draw: st.DrawFn) -> Grid:
+    """Tables of one to four axes, some of a single point."""
+    steps = st.lists(st.floats(0.1, 4), min_size=0, max_size=4)
+    axes = [np.cumsum([draw(st.floats(-3, 5)), *draw(steps)]) for _ in range(draw(st.integers(1, 4)))]
+    size = math.prod(len(a) for a in axes)
+    values = draw(st.lists(st.floats(-20, 20), min_size=size, max_size=size))
+    return Grid(axes=tuple(axes), values=np.array(values).reshape([len(a) for a in axes]))
+
+
+@given(grids(), st.data())
+def test_one_shape_costs_what_arrays_of_shapes_say(grid: Grid, data: st.DataObject) -> None:
+    """Whichever coordinates are arrays; at the points of the axes, beyond their ends and at nothing too."""
+    rows = 3
+    on_axis = [st.sampled_from(np.exp2(a).tolist()) for a in grid.axes]
+    at = [data.draw(st.lists(st.one_of(points, st.floats(0, 1e5)), min_size=rows, max_size=rows)) for points in on_axis]
+    # A coordinate that is the same in all rows may be given once, as an array or not.
+    once = [data.draw(st.sampled_from(("rows", "number", "one row"))) for _ in grid.axes]
+    at = [x if how == "rows" else [x[0]] * rows for x, how in zip(at, once, strict=True)]
+    given_as = {"rows": lambda x: x, "number": lambda x: x[0], "one row": lambda x: x[:1]}
+    together = grid.at(*(given_as[how](x) for x, how in zip(at, once, strict=True)))
+    singly = [grid.at_one(*shape) for shape in zip(*at, strict=True)]
+    assert np.broadcast_to(together, (rows,)).tolist() == pytest.approx(singly, rel=1e-12)
+    arrays = grid.at(*(np.array(x) for x in at))
+    assert arrays.tolist() == pytest.approx(singly, rel=1e-12)
+
+
 def test_holes_take_the_neighbour_before_them() -> None:
     nan = math.nan
     assert filled(np.array([[1.0, nan, nan], [nan, 2.0, nan]])).tolist() == [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]
