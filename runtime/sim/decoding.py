@@ -61,6 +61,7 @@ class Decoding:
         self.rep = self.row = self.first = np.zeros(0, dtype=np.int64)
         self.leased_at = np.zeros(0, dtype=np.int64)  # version in force on the replica at the lease
         self.ends = self.starts = self.before = self.leased_s = np.zeros(0)
+        self._ahead = np.zeros(0)  # tokens of context less V: before - starts
         self.on = self.on_rep = np.zeros(
             0, dtype=np.int64
         )  # slots that hold a running sample as of the last count; whose
@@ -89,8 +90,8 @@ class Decoding:
             np.append(a, np.zeros(s, dtype=np.int64)) for a in (self.row, self.first, self.leased_at)
         )
         self.ends = np.append(self.ends, np.full(s, INF))
-        self.starts, self.before, self.leased_s = (
-            np.append(a, np.zeros(s)) for a in (self.starts, self.before, self.leased_s)
+        self.starts, self.before, self.leased_s, self._ahead = (
+            np.append(a, np.zeros(s)) for a in (self.starts, self.before, self.leased_s, self._ahead)
         )
         self._tables()
         return i
@@ -119,7 +120,7 @@ class Decoding:
         keep = self.rep != i
         shifted = self.rep[keep]
         self.rep = np.where(shifted > i, shifted - 1, shifted)
-        for name in ("row", "first", "leased_at", "ends", "starts", "before", "leased_s"):
+        for name in ("row", "first", "leased_at", "ends", "starts", "before", "leased_s", "_ahead"):
             setattr(self, name, getattr(self, name)[keep])
         for name in (
             "v",
@@ -233,7 +234,7 @@ class Decoding:
         self, at: Ints, *, starts: Floats, rows: Ints, lengths: Ints, before: Floats, first: Ints, now_s: Floats
     ) -> None:
         """Begin samples in these slots: prefill of `before` tokens each, then `lengths` to decode."""
-        self.starts[at], self.ends[at] = starts, starts + lengths
+        self.starts[at], self.ends[at], self._ahead[at] = starts, starts + lengths, before - starts
         self.row[at], self.before[at], self.first[at], self.leased_s[at] = rows, before, first, now_s
         r = self.rep[at]
         self.leased_at[at] = self.version[r]
@@ -265,9 +266,9 @@ class Decoding:
         """Running samples and tokens of context by replica, from the slots."""
         on = self.on = np.flatnonzero(self.ends < INF)
         r = self.on_rep = self.rep[on]
-        lanes = len(self.lanes)
-        self.n = np.bincount(r, minlength=lanes)
-        self.context = self.n * self.v + np.bincount(r, weights=self.before[on] - self.starts[on], minlength=lanes)
+        first = np.searchsorted(on, self.begin)  # slots of a replica lie together
+        self.n = first[1:] - first[:-1]
+        self.context = self.n * self.v + np.bincount(r, weights=self._ahead[on], minlength=len(self.lanes))
 
     def switch(self, i: int, version: int) -> None:
         """Replica i goes on with newer weights from here."""

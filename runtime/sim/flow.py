@@ -192,7 +192,7 @@ class SimulatedFlow:
             while len(at):
                 into = d.seconds_into(at)
                 sooner = self.granting.before_newcomers(at, into)
-                if sooner.all():
+                if sooner is None:
                     at = d.ended(self._replace(at, into, began, began + h))
                 else:
                     given = self._replace(at[sooner], into[sooner], began, began + h)

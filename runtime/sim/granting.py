@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 
 from runtime.policy import dispatch
-from runtime.sim.decoding import Bools, Decoding
+from runtime.sim.decoding import INF, Bools, Decoding
 from runtime.sim.groups import Floats, GroupTable, Ints
 from runtime.sim.rules import FlowRules
 from runtime.sim.speed import ReplicaSpeed
@@ -72,9 +72,9 @@ class Granting:
             return
         if waiting < room.clip(0).sum() and len({id(x.speed) for x in d.lanes}) > 1:
             room = np.minimum(room, self._granted(waiting))
-        free = np.flatnonzero(~np.isfinite(d.ends))
+        free = np.flatnonzero(d.ends == INF)
         r = d.rep[free]
-        rank = np.arange(len(free)) - np.searchsorted(r, r, side="left")
+        rank = np.arange(len(free)) - np.searchsorted(free, d.begin[:-1])[r]
         chosen = rank < room[r]
         free, rank, r = free[chosen], rank[chosen], r[chosen]
         order = np.argsort((rank + d.n[r]) / allowed[r], kind="stable")  # the emptiest first
@@ -124,16 +124,17 @@ class Granting:
             out[:] = waiting  # each would leave it to the others
         return out
 
-    def before_newcomers(self, at: Ints, into: Floats) -> Bools:
+    def before_newcomers(self, at: Ints, into: Floats) -> Bools | None:
         """Which of these slots, whose samples end so many seconds into the window, are free no later than the soonest that a
-        sample which takes such a place can end. They can be given at once, and all is given in the order of time."""
+        sample which takes such a place can end (None: all). They can be given at once, and all is given in the order of
+        time."""
         d, g = self._decoding, self._groups
         self._admit_for(len(at))
         least = g.least_left(len(at))
         if least is None:
-            return np.ones(len(at), dtype=np.bool_)
-        out: Bools = into <= float(d.seconds_into(at, after=least).min())
-        return out
+            return None
+        sooner: Bools = into <= float(d.seconds_into(at, after=least).min())
+        return None if sooner.all() else sooner
 
     def _admit_for(self, count: int) -> None:
         short = count - self._groups.fresh_count
