@@ -303,8 +303,7 @@ class SimulatedFlow:
             moment = max(self._complete[count - 1][0], self._since_s)
             if moment > now_s:
                 return
-            while count < len(self._complete) and self._complete[count][0] <= moment:
-                count += 1
+            count = max(count, bisect.bisect_right(self._complete, (moment, INF)))
             selection = self._selected(count)
             if selection.groups:
                 rows = {v.ordinal: row for row, v in self._views.items()}
