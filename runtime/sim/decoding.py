@@ -26,7 +26,6 @@ class Lane:
 
     name: str
     speed: ReplicaSpeed
-    allowed: int  # samples it may hold now, its warm-up and KV use considered
 
 
 @dataclasses.dataclass(slots=True)
@@ -48,6 +47,7 @@ class Decoding:
         self.lanes: list[Lane] = []
         self.v = self.stall = self.slow = self.context = np.zeros(0)
         self.n = self.version = np.zeros(0, dtype=np.int64)
+        self.allowed = np.zeros(0, dtype=np.int64)  # samples it may hold now, its warm-up and KV use considered
         self.drift = np.zeros(0)  # change of n in the last window
         self.growth = np.zeros(0)  # of context, over that of samples that all go on, in the last window; 1: none ended
         self.decoded = np.zeros(0)  # tokens since the replica came, for show
@@ -56,11 +56,15 @@ class Decoding:
         self.spent = np.zeros((0, len(PHASES)))  # seconds by phase
         self.base = self.kv = np.zeros((0, 1))
         self.capacity = self.slots = np.zeros(0)
-        self.prefill = np.zeros((0, 3))
+        self.prefill = np.zeros((3, 0))  # p0, p1, p2 of `ReplicaSpeed`
         self.begin = np.zeros(1, dtype=np.int64)  # first slot of each replica, and the end
         self.rep = self.row = self.first = np.zeros(0, dtype=np.int64)
+        self.leased_at = np.zeros(0, dtype=np.int64)  # version in force on the replica at the lease
         self.ends = self.starts = self.before = self.leased_s = np.zeros(0)
-        self.on = np.zeros(0, dtype=np.int64)
+        self._ahead = np.zeros(0)  # tokens of context less V: before - starts
+        self.on = self.on_rep = np.zeros(
+            0, dtype=np.int64
+        )  # slots that hold a running sample as of the last count; whose
         self.steps_of_window()
 
     # Replicas
@@ -69,25 +73,25 @@ class Decoding:
         """Reset what a window remembers."""
         self.alpha = self.beta = self.target = self.waited = np.zeros(len(self.lanes))
 
-    def add(self, lane: Lane, version: int) -> int:
-        """A replica that begins to serve on weights `version`; answers with its number."""
+    def add(self, lane: Lane, version: int, allowed: int) -> int:
+        """A replica that begins to serve on weights `version`, at most `allowed` samples for now; answers with its number."""
         i, s = len(self.lanes), lane.speed.slots
         self.lanes.append(lane)
         self.v, self.stall, self.context = (np.append(a, 0.0) for a in (self.v, self.stall, self.context))
         self.slow, self.drift = np.append(self.slow, 1.0), np.append(self.drift, 0.0)
         self.growth, self.decoded = np.append(self.growth, 1.0), np.append(self.decoded, 0.0)
         self.n, self.version = np.append(self.n, 0), np.append(self.version, version)
+        self.allowed = np.append(self.allowed, allowed)
         self.paused = np.append(self.paused, False)
         self.breaks = np.vstack([self.breaks, np.full((1, RING), -INF)])
         self.spent = np.vstack([self.spent, np.zeros((1, len(PHASES)))])
         self.rep = np.append(self.rep, np.full(s, i))
-        self.row, self.first = (
-            np.append(self.row, np.zeros(s, dtype=np.int64)),
-            np.append(self.first, np.zeros(s, dtype=np.int64)),
+        self.row, self.first, self.leased_at = (
+            np.append(a, np.zeros(s, dtype=np.int64)) for a in (self.row, self.first, self.leased_at)
         )
         self.ends = np.append(self.ends, np.full(s, INF))
-        self.starts, self.before, self.leased_s = (
-            np.append(a, np.zeros(s)) for a in (self.starts, self.before, self.leased_s)
+        self.starts, self.before, self.leased_s, self._ahead = (
+            np.append(a, np.zeros(s)) for a in (self.starts, self.before, self.leased_s, self._ahead)
         )
         self._tables()
         return i
@@ -102,9 +106,12 @@ class Decoding:
             )
         self.capacity = np.array([x.speed.kv_tokens for x in self.lanes])
         self.slots = np.array([x.speed.slots for x in self.lanes], dtype=float)
-        self.prefill = np.array([x.speed.prefill for x in self.lanes]).reshape(len(self.lanes), 3)
+        self.prefill = np.array([x.speed.prefill for x in self.lanes]).reshape(len(self.lanes), 3).T.copy()
         self.begin = np.concatenate([[0], np.cumsum(self.slots.astype(np.int64))])
-        self.on = np.flatnonzero(np.isfinite(self.ends))  # slots that hold a running sample, as of the last count
+        self._line = np.arange(len(self.lanes)) * width  # where a replica's entries begin in the flat tables
+        self._flat = self.base.reshape(-1), self.kv.reshape(-1)
+        self.on = np.flatnonzero(np.isfinite(self.ends))
+        self.on_rep = self.rep[self.on]
         self.steps_of_window()
 
     def remove(self, i: int) -> Floats:
@@ -113,7 +120,7 @@ class Decoding:
         keep = self.rep != i
         shifted = self.rep[keep]
         self.rep = np.where(shifted > i, shifted - 1, shifted)
-        for name in ("row", "first", "ends", "starts", "before", "leased_s"):
+        for name in ("row", "first", "leased_at", "ends", "starts", "before", "leased_s", "_ahead"):
             setattr(self, name, getattr(self, name)[keep])
         for name in (
             "v",
@@ -122,6 +129,7 @@ class Decoding:
             "context",
             "n",
             "version",
+            "allowed",
             "drift",
             "growth",
             "decoded",
@@ -157,30 +165,31 @@ class Decoding:
     def open_window(self, h: float, *, constant: bool) -> None:
         """How far each replica gets in the next `h` seconds. `constant`: nothing ends before its last moment."""
         drift, growth = (0.0, 1.0) if constant else (self.drift, self.growth)
-        self.waited = np.where(self.paused, 0.0, np.minimum(self.stall, h))
-        able = np.where(self.paused, 0.0, h - self.waited)
-        middle = np.clip(np.rint(self.n + drift / 2), np.minimum(self.n, 1), self.slots).astype(np.int64)
-        lines = np.arange(len(self.lanes))
-        kv = self.kv[lines, middle]
-        self.alpha = (self.base[lines, middle] + kv * self.context) * self.slow
-        self.beta = kv * middle * growth / 2 * self.slow
+        waited = np.minimum(self.stall, h)
+        able = h - waited
+        if self.paused.any():
+            waited, able = np.where(self.paused, 0.0, waited), np.where(self.paused, 0.0, able)
+        least = np.minimum(self.n, 1)
+        middle = np.minimum(np.maximum(np.rint(self.n + drift / 2), least), self.slots).astype(np.int64)
+        base, kv = self._at(middle)
+        alpha = (base + kv * self.context) * self.slow
+        square = alpha * alpha
         # Where context shrinks, no faster than leaves the square root real.
-        self.beta = np.maximum(self.beta, -0.18 * self.alpha**2 / np.maximum(able, 1e-12))
-        root = self.alpha + np.sqrt(self.alpha**2 + 4 * self.beta * able)
-        gained = np.where((self.n > 0) & (root > 0), 2 * able / np.where(root > 0, root, 1.0), 0.0)
-        self.target = self.v + gained
-        self._h, self._able, self._before_n, self._before_context = h, able, self.n.copy(), self.context
+        beta = np.maximum(kv * middle * growth / 2 * self.slow, -0.18 * square / np.maximum(able, 1e-12))
+        root = alpha + np.sqrt(square + 4 * beta * able)
+        gained = np.divide(2 * able, root, out=np.zeros(len(root)), where=(root > 0) & (least > 0))
+        self.waited, self.alpha, self.beta, self.target = waited, alpha, beta, self.v + gained
+        self._h, self._able, self._before_n, self._before_context = h, able, self.n, self.context
         self._last = np.zeros(len(self.lanes))  # seconds into the window at which a replica's last sample so far ended
 
     def first_end_s(self) -> float:
         """Seconds to the first sample that ends, if nothing changes; infinite where none runs. Exact."""
         if not len(self.ends):
             return INF
-        lines = np.arange(len(self.lanes))
         least = np.minimum.reduceat(self.ends, self.begin[:-1])
         x = np.where(np.isfinite(least), least - self.v, INF)
-        kv = self.kv[lines, self.n]
-        alpha, beta = (self.base[lines, self.n] + kv * self.context) * self.slow, kv * self.n / 2 * self.slow
+        base, kv = self._at(self.n)
+        alpha, beta = (base + kv * self.context) * self.slow, kv * self.n / 2 * self.slow
         with np.errstate(invalid="ignore"):
             seconds = np.where(np.isfinite(x), self.stall + alpha * x + beta * x * x, INF)
         return float(np.min(np.where(self.paused, INF, seconds)))
@@ -188,19 +197,23 @@ class Decoding:
     def step_s(self) -> tuple[float, float]:
         """Mean seconds of a decode step over running samples, and how much of that would go with the samples themselves:
         1 where a step takes twice as long for twice as many, 0 where it does not matter."""
-        lines, half = np.arange(len(self.lanes)), (self.n + 1) // 2
-        now = (self.base[lines, self.n] + self.kv[lines, self.n] * self.context) * self.slow
-        fewer = (
-            self.base[lines, half] + self.kv[lines, half] * self.context * half / np.maximum(self.n, 1)
-        ) * self.slow
+        half = (self.n + 1) // 2
+        (base, kv), (base_half, kv_half) = self._at(self.n), self._at(half)
+        now = (base + kv * self.context) * self.slow
+        fewer = (base_half + kv_half * self.context * half / np.maximum(self.n, 1)) * self.slow
         total = float((now * self.n).sum())
         return total / float(self.n.sum()), 2 * (total - float((fewer * self.n).sum())) / total if total > 0 else 0.0
+
+    def _at(self, running: Ints) -> tuple[Floats, Floats]:
+        """(base_s, kv_s) of each replica with so many samples."""
+        at, (base, kv) = self._line + running, self._flat
+        return base[at], kv[at]
 
     def ended(self, among: Ints | None = None) -> Ints:
         """Slots whose sample ends within the window."""
         if among is not None:
             return among[self.ends[among] <= self.target[self.rep[among]]]
-        return self.on[self.ends[self.on] <= self.target[self.rep[self.on]]]
+        return self.on[self.ends[self.on] <= self.target[self.on_rep]]
 
     def seconds_into(self, at: Ints, *, after: int = 0) -> Floats:
         """When, after the start of the window, the samples of these slots end, or others `after` tokens later."""
@@ -221,15 +234,13 @@ class Decoding:
         self, at: Ints, *, starts: Floats, rows: Ints, lengths: Ints, before: Floats, first: Ints, now_s: Floats
     ) -> None:
         """Begin samples in these slots: prefill of `before` tokens each, then `lengths` to decode."""
-        self.starts[at], self.ends[at] = starts, starts + lengths
+        self.starts[at], self.ends[at], self._ahead[at] = starts, starts + lengths, before - starts
         self.row[at], self.before[at], self.first[at], self.leased_s[at] = rows, before, first, now_s
         r = self.rep[at]
-        p = self.prefill[r]
-        self.stall += np.bincount(
-            r,
-            weights=(p[:, 0] + p[:, 1] * before + p[:, 2] * before * before) * self.slow[r],
-            minlength=len(self.lanes),
-        )
+        self.leased_at[at] = self.version[r]
+        p0, p1, p2 = self.prefill
+        seconds = (p0[r] + p1[r] * before + p2[r] * before * before) * self.slow[r]
+        self.stall += np.bincount(r, weights=seconds, minlength=len(self.lanes))
 
     def close_window(self) -> None:
         """Everybody is where the window ends."""
@@ -237,23 +248,27 @@ class Decoding:
         self.stall = self.stall - self.waited
         self.spent[:, 1] += self.waited
         self.recount()
-        busy = np.where(self.n > 0, self._able, np.clip(self._last - self.waited, 0.0, self._able))
+        able, busy = self._able, self._able
+        if not self.n.all():  # some have nothing left: they were busy until their last sample ended
+            busy = np.where(self.n > 0, able, np.minimum(np.maximum(self._last - self.waited, 0.0), able))
+            self.spent[:, 3] += able - busy
         self.spent[:, 0] += busy
-        self.spent[:, 3] += self._able - busy
-        self.spent[:, 2] += np.where(self.paused, self._h, 0.0)
+        if self.paused.any():
+            self.spent[:, 2] += np.where(self.paused, self._h, 0.0)
         self.decoded += moved * (self.n + self._before_n) / 2
-        self.drift = (self.n - self._before_n).astype(float)
+        self.drift = np.subtract(self.n, self._before_n, dtype=float)
         whole = moved * np.maximum(self._before_n, 1)
-        grown = np.where(whole > 0, (self.context - self._before_context) / np.where(whole > 0, whole, 1.0), 1.0)
-        self.growth = np.clip(grown, -1.0, 1.0)
+        gained = self.context - self._before_context
+        grown = np.divide(gained, whole, out=np.ones(len(whole)), where=whole > 0)
+        self.growth = np.minimum(np.maximum(grown, -1.0), 1.0)
 
     def recount(self) -> None:
         """Running samples and tokens of context by replica, from the slots."""
-        on = self.on = np.flatnonzero(np.isfinite(self.ends))
-        r = self.rep[on]
-        lanes = len(self.lanes)
-        self.n = np.bincount(r, minlength=lanes).astype(np.int64)
-        self.context = self.n * self.v + np.bincount(r, weights=self.before[on] - self.starts[on], minlength=lanes)
+        on = self.on = np.flatnonzero(self.ends < INF)
+        r = self.on_rep = self.rep[on]
+        first = np.searchsorted(on, self.begin)  # slots of a replica lie together
+        self.n = first[1:] - first[:-1]
+        self.context = self.n * self.v + np.bincount(r, weights=self._ahead[on], minlength=len(self.lanes))
 
     def switch(self, i: int, version: int) -> None:
         """Replica i goes on with newer weights from here."""
@@ -268,18 +283,19 @@ class Decoding:
         if not on.any():
             return 0.0
         contexts = (self.before[mine] + self.v[i] - self.starts[mine])[on]
-        p0, p1, p2 = self.prefill[i]
+        p0, p1, p2 = self.prefill[:, i]
         return float((p0 + p1 * contexts.sum() + p2 * (contexts**2).sum()) * self.slow[i])
 
     def spans(self, at: Ints, upto: Floats) -> list[tuple[Ints, Ints]]:
         """Tokens of these slots' samples by version, from the lease until V = `upto`: pairs (versions, tokens), each with an
         entry a slot. A token belongs to the version in force when its step began."""
         r = self.rep[at]
-        current, begun = self.version[r], np.maximum(self.first_here(at), self.version[r] - RING + 1)
+        current, begun = self.version[r], self.leased_at[at]
         start = self.starts[at]
         total = np.rint(upto - start).astype(np.int64)
         if (begun == current).all():
             return [(current, total)]
+        begun = np.maximum(begun, current - RING + 1)
         out: list[tuple[Ints, Ints]] = []
         high = total
         for back in range(int((current - begun).max()) + 1):
@@ -291,16 +307,3 @@ class Decoding:
             out.append((np.where(on, v, begun), np.where(on, high - low, 0)))
             high = np.where(on, low, high)
         return out
-
-    def first_here(self, at: Ints) -> Ints:
-        """Version in force on the replica when these samples were leased to it."""
-        r = self.rep[at]
-        current = self.version[r].copy()
-        start = self.starts[at]
-        # Walk back while the newest switch lies after the lease.
-        for _ in range(RING - 1):
-            later = self.breaks[r, current % RING] > start
-            if not later.any():
-                break
-            current = np.where(later, current - 1, current)
-        return current

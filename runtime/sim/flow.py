@@ -46,7 +46,7 @@ class SimulatedFlow:
         self._ends_s = INF
         self._state = "absent"
         self._complete: list[tuple[float, int]] = []  # (time, row) of groups that can be trained
-        self._views: dict[int, GroupView] = {}
+        self._views: dict[int, GroupView] = {}  # of those, by row: a group waits for many steps
         self._tried = 0  # complete groups when the rule was last asked in vain
         self.waits_for = ""
         self.on_step: Callable[[], None] = lambda: None
@@ -60,8 +60,8 @@ class SimulatedFlow:
 
     def add_replica(self, name: str, speed: ReplicaSpeed, path: WeightsPath) -> None:
         """A replica begins to serve now, on the newest weights."""
-        lane = Lane(name=name, speed=speed, allowed=self.granting.join(name, speed))
-        self.numbers[name] = self.decoding.add(lane, self.version)
+        allowed = self.granting.join(name, speed)
+        self.numbers[name] = self.decoding.add(Lane(name=name, speed=speed), self.version, allowed)
         self._paths[name] = path
 
     def remove_replica(self, name: str, *, lost: bool) -> None:
@@ -190,9 +190,13 @@ class SimulatedFlow:
             self.books.running_area += float(d.n.sum()) * h
             at = d.ended()
             while len(at):
-                sooner = self.granting.before_newcomers(at)
-                given = self._replace(at[sooner], began, began + h)
-                at = np.concatenate([at[~sooner], d.ended(given)])
+                into = d.seconds_into(at)
+                sooner = self.granting.before_newcomers(at, into)
+                if sooner is None:
+                    at = d.ended(self._replace(at, into, began, began + h))
+                else:
+                    given = self._replace(at[sooner], into[sooner], began, began + h)
+                    at = np.concatenate([at[~sooner], d.ended(given)])
             d.close_window()
             self._evict_overfull()
         self.now_s = began + h
@@ -220,11 +224,10 @@ class SimulatedFlow:
         # Where samples that have not begun yet could make a batch: none can before the first place is free.
         return max(batch + least, first) * (1 + 1e-12) - began_s + 1e-9
 
-    def _replace(self, at: Ints, began_s: float, end_s: float) -> Ints:
-        """Samples in these slots are done; new ones begin in their place where there are any. Answers with those slots. The
-        window lasts until `end_s`."""
+    def _replace(self, at: Ints, into: Floats, began_s: float, end_s: float) -> Ints:
+        """Samples in these slots are done, so many seconds into the window; new ones begin in their place where there are any.
+        Answers with those slots. The window lasts until `end_s`."""
         d = self.decoding
-        into = d.seconds_into(at)
         d.note_ends(at, into)
         seconds = began_s + into
         order = np.argsort(seconds, kind="stable")
@@ -234,20 +237,23 @@ class SimulatedFlow:
         self.books.finish(len(at), float((seconds - d.leased_s[at]).sum()))
         done = self.groups.finish(rows, seconds, d.before[at] + (ends - d.starts[at]))
         d.clear(at)
-        for row in done:
-            bisect.insort(self._complete, (float(self.groups.complete_s[row]) + self.rules.reward_s, row))
-            self._views[row] = self._view(row, complete=True)
+        for row, at_s in zip(done, self.groups.complete_s[done].tolist(), strict=True):
+            bisect.insort(self._complete, (at_s + self.rules.reward_s, row))
+        self._views |= zip(done, self._seen(done, complete=True), strict=True)
+        over_s = float((end_s - seconds).sum())
         within = self._room(at)
-        given = self.granting.give(at[within], ends[within], seconds[within])
-        self.books.running_area += float((end_s - d.leased_s[given]).sum() - (end_s - seconds).sum())
+        if within is not None:
+            at, ends, seconds = at[within], ends[within], seconds[within]
+        given = self.granting.give(at, ends, seconds)
+        self.books.running_area += float((end_s - d.leased_s[given]).sum() - over_s)
         return given
 
-    def _room(self, at: Ints) -> Ints:
-        """Those of the slots just emptied whose replica may go on with as many as before (places in `at`)."""
+    def _room(self, at: Ints) -> Ints | None:
+        """Those of the slots just emptied whose replica may go on with as many as before (places in `at`); None: all."""
         d = self.decoding
-        spare = np.array([lane.allowed for lane in d.lanes]) - d.n
-        if (spare >= 0).all():
-            return np.arange(len(at))
+        spare = d.allowed - d.n
+        if spare.min() >= 0:
+            return None
         left = np.bincount(d.rep[at], minlength=len(d.lanes)) + spare  # places to fill again, by replica
         r = d.rep[at]
         order = np.argsort(r, kind="stable")
@@ -258,7 +264,8 @@ class SimulatedFlow:
     def _evict_overfull(self) -> None:
         """A replica whose KV is full gives back the samples it took last, as engines preempt."""
         d = self.decoding
-        for i in np.flatnonzero(d.context > d.capacity).tolist():
+        over = d.context > d.capacity
+        for i in np.flatnonzero(over).tolist() if over.any() else ():
             at = np.flatnonzero(np.isfinite(d.mine(d.ends, i))) + d.begin[i]
             newest = at[np.argsort(-d.starts[at], kind="stable")]
             contexts = d.before[newest] + d.v[i] - d.starts[newest]
@@ -267,17 +274,12 @@ class SimulatedFlow:
             gone = newest[: min(enough, len(newest) - 1)]
             self.books.preempted += len(gone)
             self._suspend(i, gone, lost=False)
-            d.lanes[i].allowed = max(1, int(d.n[i]))
+            d.allowed[i] = max(1, int(d.n[i]))
 
-    def _view(self, row: int, *, complete: bool) -> GroupView:
+    def _seen(self, rows: list[int], *, complete: bool) -> list[GroupView]:
         g = self.groups
-        started = int(g.started[row])
-        return GroupView(
-            ordinal=int(g.ordinal[row]),
-            slot=int(g.slot[row]),
-            complete=complete,
-            started=None if started < 0 else started,
-        )
+        told = zip(g.ordinal[rows].tolist(), g.slot[rows].tolist(), g.started[rows].tolist(), strict=True)
+        return [GroupView(ordinal=o, slot=s, complete=complete, started=None if v < 0 else v) for o, s, v in told]
 
     def _count(self, at: Ints, upto: Floats) -> None:
         """Put the tokens that these slots have sampled into their groups, by version."""
@@ -301,8 +303,7 @@ class SimulatedFlow:
             moment = max(self._complete[count - 1][0], self._since_s)
             if moment > now_s:
                 return
-            while count < len(self._complete) and self._complete[count][0] <= moment:
-                count += 1
+            count = max(count, bisect.bisect_right(self._complete, (moment, INF)))
             selection = self._selected(count)
             if selection.groups:
                 rows = {v.ordinal: row for row, v in self._views.items()}
@@ -322,16 +323,16 @@ class SimulatedFlow:
             g = self.groups
             others = np.flatnonzero(g.live & (g.started >= 0)).tolist()
             batch = set(self._batch or ())
-            views += [self._view(r, complete=False) for r in others if r not in known and r not in batch]
+            views += self._seen([r for r in others if r not in known and r not in batch], complete=False)
         return self.policy.select(views, self.version)
 
     def _reserve(self, rows: list[int], at_s: float) -> None:
         taken = set(rows)
         self._complete = [c for c in self._complete if c[1] not in taken]
         for row in rows:
-            self._views.pop(row, None)
-            if self.policy.stale == "wait":
-                self.granting.begun[int(self.groups.started[row])] -= 1
+            del self._views[row]
+        if self.policy.stale == "wait":
+            self.granting.begun.subtract(self.groups.started[rows].tolist())
         self._batch, self._tried, self.waits_for = rows, 0, ""
         if at_s < self.now_s:
             self.books.correct(self._state, "training", self.now_s - at_s)

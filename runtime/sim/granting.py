@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 
 from runtime.policy import dispatch
-from runtime.sim.decoding import Bools, Decoding
+from runtime.sim.decoding import INF, Bools, Decoding
 from runtime.sim.groups import Floats, GroupTable, Ints
 from runtime.sim.rules import FlowRules
 from runtime.sim.speed import ReplicaSpeed
@@ -57,7 +57,8 @@ class Granting:
         if not self._cold:
             return False
         d = self._decoding
-        return any(self._ramps[x.name] < x.speed.slots and n >= x.allowed for x, n in zip(d.lanes, d.n, strict=True))
+        full = (d.n >= d.allowed).tolist()
+        return any(f and self._ramps[x.name] < x.speed.slots for x, f in zip(d.lanes, full, strict=True))
 
     def fill(self, now_s: float) -> None:
         """Work for free slots."""
@@ -65,15 +66,15 @@ class Granting:
         if not d.lanes or waiting <= 0:
             return
         self._warm_up()
-        allowed = np.array([lane.allowed for lane in d.lanes])
+        allowed = d.allowed
         room = allowed - d.n
-        if not (room > 0).any():
+        if room.max() <= 0:
             return
         if waiting < room.clip(0).sum() and len({id(x.speed) for x in d.lanes}) > 1:
             room = np.minimum(room, self._granted(waiting))
-        free = np.flatnonzero(~np.isfinite(d.ends))
+        free = np.flatnonzero(d.ends == INF)
         r = d.rep[free]
-        rank = np.arange(len(free)) - np.searchsorted(r, r, side="left")
+        rank = np.arange(len(free)) - np.searchsorted(free, d.begin[:-1])[r]
         chosen = rank < room[r]
         free, rank, r = free[chosen], rank[chosen], r[chosen]
         order = np.argsort((rank + d.n[r]) / allowed[r], kind="stable")  # the emptiest first
@@ -85,15 +86,15 @@ class Granting:
         """What each replica may hold, by its warm-up and its use of KV."""
         d = self._decoding
         share = np.where(np.isfinite(d.capacity), d.context / np.maximum(d.capacity, 1.0), 0.0)
-        for i, lane in enumerate(d.lanes):
+        settled = (d.allowed >= d.slots) & (share * d.slots <= dispatch.KV_HIGH_WATER * d.n)
+        for i in np.flatnonzero(~settled).tolist():
+            lane = d.lanes[i]
             slots = lane.speed.slots
-            if lane.allowed >= slots and share[i] * slots <= dispatch.KV_HIGH_WATER * d.n[i]:
-                continue
             if self._ramps[lane.name] < slots:
                 self._ramps[lane.name] = dispatch.next_ramp(self._load(i, float(share[i])), progressed=True)
             if self._ramps[lane.name] >= slots:
                 self._cold.discard(lane.name)
-            lane.allowed = self._load(i, float(share[i])).cap()
+            d.allowed[i] = self._load(i, float(share[i])).cap()
 
     def _load(self, i: int, share: float) -> dispatch.ReplicaLoad:
         lane = self._decoding.lanes[i]
@@ -123,16 +124,17 @@ class Granting:
             out[:] = waiting  # each would leave it to the others
         return out
 
-    def before_newcomers(self, at: Ints) -> Bools:
-        """Which of these slots, whose samples end within the window, are free no later than the soonest that a sample which
-        takes such a place can end. They can be given at once, and all is given in the order of time."""
+    def before_newcomers(self, at: Ints, into: Floats) -> Bools | None:
+        """Which of these slots, whose samples end so many seconds into the window, are free no later than the soonest that a
+        sample which takes such a place can end (None: all). They can be given at once, and all is given in the order of
+        time."""
         d, g = self._decoding, self._groups
         self._admit_for(len(at))
         least = g.least_left(len(at))
         if least is None:
-            return np.ones(len(at), dtype=np.bool_)
-        out: Bools = d.seconds_into(at) <= float(d.seconds_into(at, after=least).min())
-        return out
+            return None
+        sooner: Bools = into <= float(d.seconds_into(at, after=least).min())
+        return None if sooner.all() else sooner
 
     def _admit_for(self, count: int) -> None:
         short = count - self._groups.fresh_count
@@ -153,13 +155,14 @@ class Granting:
         if g.fresh_count == 0:
             return resumed
         gets = self._allowed(at)
-        at, starts, now_s = at[gets], starts[gets], now_s[gets]
+        if gets is not None:
+            at, starts, now_s = at[gets], starts[gets], now_s[gets]
         rows, lengths = g.take_fresh(len(at))
         at, starts, now_s = at[: len(rows)], starts[: len(rows)], now_s[: len(rows)]
         versions = d.version[d.rep[at]]
         g.begin(rows, versions)
         d.lease(at, starts=starts, rows=rows, lengths=lengths, before=g.prompt[rows], first=versions, now_s=now_s)
-        return np.concatenate([resumed, at])
+        return np.concatenate([resumed, at]) if len(resumed) else at
 
     def _resume(self, at: Ints, starts: Floats, now_s: Floats) -> Ints:
         """Suspended samples go on first, each on the first slot whose weights its group allows."""
@@ -199,12 +202,15 @@ class Granting:
         prompts = self._rules.prompt.draw(self._prompts, count, rounding=self._prompt_rounding)
         self._groups.admit(lengths.reshape(count, s), prompts)
 
-    def _allowed(self, at: Ints) -> Ints:
-        """Which of these slots, in order, get the next fresh samples (places in `at`). A slot goes without when its
-        replica's weights are too old for the sample whose turn it is."""
+    def _allowed(self, at: Ints) -> Ints | None:
+        """Which of these slots, in order, get the next fresh samples (places in `at`; None: all). A slot goes without when
+        its replica's weights are too old for the sample whose turn it is."""
         g, policy = self._groups, self._rules.policy
+        # Fresh samples come in the order of their slots: where the last may run on the oldest weights, all may anywhere.
+        if not self._waits and g.slot[g.fresh[-1][0][-1]] < policy.capacity(int(self._decoding.version.min())):
+            return None
         versions = self._decoding.version[self._decoding.rep[at]]
-        limits = {int(v): policy.capacity(int(v)) for v in np.unique(versions)}
+        limits = {v: policy.capacity(v) for v in set(versions.tolist())}
         if not self._waits:
             return self._within(at, versions, limits)
         out: list[int] = []
@@ -223,10 +229,8 @@ class Granting:
         return np.array(out, dtype=np.int64)
 
     def _within(self, at: Ints, versions: Ints, limits: dict[int, int]) -> Ints:
-        """Under `mask` and `drop`: by the slots' limits alone. Fresh samples come in the order of their slots."""
+        """Under `mask` and `drop`: by the slots' limits alone."""
         g = self._groups
-        if g.slot[g.fresh[-1][0][-1]] < min(limits.values()):
-            return np.arange(len(at))
         slots = g.slot[g.next_rows(len(at))]
         known = np.array(sorted(limits))
         limit = np.array([limits[int(v)] for v in known])[np.searchsorted(known, versions)]

@@ -1,5 +1,6 @@
 """Lengths of prompts and responses: log-normal, exponential, constant or as listed, growing as training goes on."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -67,6 +68,7 @@ class LengthModel:
         return np.clip(whole, 1, self.max_tokens).astype(np.int64)
 
 
+@functools.lru_cache(maxsize=64)
 def _location(mean: float, sigma: float, most: float) -> float:
     """The log-normal's mu whose mean, cut at `most`, is `mean`."""
 

@@ -71,6 +71,9 @@ class Links:
 
     def advance(self, now_s: float) -> None:
         """Move bytes until `now_s`, stream by stream as they end."""
+        if not self.streams:
+            self._now_s = max(self._now_s, now_s)
+            return
         while self.streams and self._now_s < now_s:
             first = min(s.left_bytes / self._share(s) for s in self.streams)
             dt = min(first, now_s - self._now_s)
@@ -95,6 +98,8 @@ class Links:
     def done(self, now_s: float) -> list[Stream]:
         """Streams that have arrived by `now_s`, in order; they are forgotten."""
         self.advance(now_s)
+        if not self._tails:
+            return []
         arrived = sorted((t, i, s) for i, (t, s) in enumerate(self._tails) if t <= now_s + 1e-9)
         self._tails = [(t, s) for t, s in self._tails if t > now_s + 1e-9]
         return [s for _, _, s in arrived]

@@ -40,7 +40,7 @@ class ReplicaSpeed:
 
 
 def replica_speed(ctx: Context, shape: ReplicaShape, slots: int) -> ReplicaSpeed:
-    """The tables of a shape that decodes at most `slots` samples at once."""
+    """The tables of a shape that decodes at most `slots` samples at once, at the kind's calibrated speed."""
     empty = replace(ctx, m=replace(ctx.m, context=0.0))
     filled = ctx.m.context if ctx.m.context > 0 else 1.0
     there = replace(ctx, m=replace(ctx.m, context=filled))
@@ -50,13 +50,15 @@ def replica_speed(ctx: Context, shape: ReplicaShape, slots: int) -> ReplicaSpeed
     kv = np.zeros(slots + 1)
     kv[1:] = (full[1:] - base[1:]) / (np.arange(1, slots + 1) * filled)
     p0 = prefill_s(ctx, shape, 0.0, 0.0)
+    p1, p2 = prefill_s(ctx, shape, 1.0, 0.0) - p0, prefill_s(ctx, shape, 0.0, 1.0) - p0
     each = replica_kv_bytes_per_token(ctx.model, shape.tp, shape.pp)
+    reached = ctx.kind(shape.kind).rollout_efficiency  # divides whole steps and prefills, as in `replica_level`
     return ReplicaSpeed(
         slots=slots,
-        base_s=base,
-        kv_s=kv,
+        base_s=base / reached,
+        kv_s=kv / reached,
         kv_tokens=replica_kv_capacity_bytes(ctx, shape.kind, shape.tp, shape.pp) / each,
-        prefill=(p0, prefill_s(ctx, shape, 1.0, 0.0) - p0, prefill_s(ctx, shape, 0.0, 1.0) - p0),
+        prefill=(p0 / reached, p1 / reached, p2 / reached),
     )
 
 

@@ -28,8 +28,7 @@ def is_fine(d: Decoding) -> bool:
 
 def longest_s(d: Decoding, granting: Granting, rules: FlowRules, version: int) -> float:
     """Seconds of a window by the speed of the replicas alone; infinite where none decodes."""
-    moving = ~d.paused & (d.n > 0)
-    if not moving.any():
+    if not d.n[~d.paused].any():
         return INF
     if is_fine(d):
         return max(d.first_end_s(), 0.0) * (1 + 1e-12) + 1e-9

@@ -45,7 +45,7 @@ def test_decoding_is_as_stepping_token_by_token(lengths: list[int], prompt: int,
     )
     flow = SimulatedFlow(rules, 3)
     flow.add_replica("r", speed, WeightsPath())
-    flow.granting._ramps["r"] = flow.decoding.lanes[0].allowed = n  # no warm-up: all begin together
+    flow.granting._ramps["r"] = flow.decoding.allowed[0] = n  # no warm-up: all begin together
     flow.granting.fill(0.0)
     drawn = np.rint(flow.decoding.ends).astype(int).tolist()
     expected = stepped(speed, drawn, prompt)
