@@ -64,7 +64,8 @@ def test_packed_buckets_hold_the_tensors_bit_by_bit(seed: int, count: int, bucke
         seen += 1
     assert seen == len(edges)
     for name, view in layout.views(flat):
-        assert view.dtype == tensors[name].dtype and view.shape == tensors[name].shape
+        assert view.dtype == tensors[name].dtype
+        assert view.shape == tensors[name].shape
         assert torch.equal(view, tensors[name])
     whole = torch.cat([data for _, data in pieces(layout, tensors.items())]) if layout.total else flat
     assert torch.equal(whole, flat), "the gaps are zeros, so that equal tensors have equal checksums"
@@ -209,7 +210,8 @@ def test_every_member_has_the_very_bytes_update_after_update_and_joiners_rebuild
     sender, (one, two) = world("a", "b")
     for version in (1, 2, 3):
         done = sender.transfer(Source(version))
-        assert done is not None and (done.members, done.version, done.rebuilt) == (2, version, version == 1)
+        assert done is not None
+        assert (done.members, done.version, done.rebuilt) == (2, version, version == 1)
         assert done.digest == expected_digest(Source(version))
         for peer in (one, two):
             assert json.loads(peer.says()) == {"version": version, "digest": done.digest, "names": 5}
@@ -217,13 +219,17 @@ def test_every_member_has_the_very_bytes_update_after_update_and_joiners_rebuild
     try:
         wait_until(lambda: len(sender.members) == 3, "the joiner is there")
         done = sender.transfer(Source(4))
-        assert done is not None and done.members == 3 and done.rebuilt
+        assert done is not None
+        assert done.members == 3
+        assert done.rebuilt
         assert {json.loads(p.says())["digest"] for p in (one, two, joiner)} == {done.digest}
     finally:
         joiner.end()
     two.end()
     done = sender.transfer(Source(5))  # leavers are noticed before anything is sent
-    assert done is not None and done.members == 1 and done.rebuilt
+    assert done is not None
+    assert done.members == 1
+    assert done.rebuilt
     assert json.loads(one.says())["version"] == 5
 
 
@@ -248,7 +254,8 @@ def test_a_member_killed_within_a_transfer_ends_it_at_once_and_the_rest_go_on(wo
     assert one.silent(), "half a generation is none"
     wait_until(lambda: [m.replica for m in sender.members] == ["a"] or sender._present() != [], "the other is there")
     done = sender.transfer(Source(2))
-    assert done is not None and done.members == 1
+    assert done is not None
+    assert done.members == 1
     assert json.loads(one.says()) == {"version": 2, "digest": done.digest, "names": 5}
 
 
@@ -272,7 +279,8 @@ def test_a_member_that_hangs_ends_the_transfer_at_the_deadline_and_comes_back(wo
     two.process.send_signal(signal.SIGCONT)
     wait_until(lambda: len({m.replica for m in sender.members}) == 2, "it connects again")
     done = sender.transfer(Source(3))
-    assert done is not None and done.members == 2
+    assert done is not None
+    assert done.members == 2
     assert {json.loads(p.says())["version"] for p in (one, two)} == {3}
 
 
@@ -310,5 +318,6 @@ def test_a_stranger_without_the_token_is_turned_away(world: Callable[..., Any]) 
             }
         )
         answer = line.receive(5.0)
-    assert answer is not None and answer["kind"] == "refused"
+    assert answer is not None
+    assert answer["kind"] == "refused"
     assert sender.members == ()

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from runtime.rl.train.packing import MicroBatch, micro_batches
 from runtime.rl.train.schedule import learning_rate
 from runtime.rl.types import CheckpointMark, StepMetrics, TrainBatch, WeightsRef
 from runtime.rl.weights import write_generation
+from runtime.rl.weights.layout import TensorSpec
 from runtime.rl.weights.sealed import sweep
 
 
@@ -179,8 +180,22 @@ class TorchTrainer:
             self.master_parameters(),
             lineage=self._lineage,
             version=self._version,
-            dtype=self._rollout_dtype or next(iter(self._params.values())).dtype,
+            dtype=self._wire_dtype,
         )
+
+    def weight_specs(self) -> tuple[TensorSpec, ...]:
+        """Of `full_weights`, in its order."""
+        dtype = str(self._wire_dtype).removeprefix("torch.")
+        return tuple(TensorSpec(name=n, shape=tuple(p.shape), dtype=dtype) for n, p in self._masters.items())
+
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The current weights in the rollout's dtype, one at a time."""
+        for name, master in self._masters.items():
+            yield name, master.detach().to(self._wire_dtype)
+
+    @property
+    def _wire_dtype(self) -> torch.dtype:
+        return self._rollout_dtype or next(iter(self._params.values())).dtype
 
     @property
     def _float_dtype(self) -> torch.dtype:

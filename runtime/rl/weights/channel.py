@@ -12,32 +12,14 @@ The trainer's end of a connection that fails anything is closed, and the engine 
 """
 
 from planner.record import record
+from runtime.rl.types import ChannelMember, ChannelOffer
+
+__all__ = ["AGAIN_S", "BUCKET_BYTES", "HELLO_S", "READY_S", "ChannelMember", "ChannelOffer", "Transfer"]
 
 HELLO_S = 10.0  # for the first frame of a connection
 READY_S = 20.0  # for an engine to have room for the second buffer, made once
 AGAIN_S = 1.0  # before an engine connects again
 BUCKET_BYTES = 256 * 2**20
-
-
-@record
-class ChannelOffer:
-    """Where the trainer serves its channel. Travels through flow to the replicas; the token is the leave to connect."""
-
-    host: str
-    port: int
-    token: str
-    trainer_epoch: int
-
-
-@record
-class Member:
-    """Who an engine's worker says it is."""
-
-    replica: str
-    epoch: int
-    rank: int = 0  # of a tensor parallel engine
-    device_kind: str = ""  # "" unknown
-    device: str = "cpu"  # or "cuda"
 
 
 @record

@@ -25,17 +25,25 @@ def generation_folder(root: Path, *, lineage: int, version: int) -> Path:
 
 
 def write_generation(
-    root: Path, tensors: Mapping[str, Tensor], *, lineage: int, version: int, dtype: torch.dtype | None = None
+    root: Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    lineage: int,
+    version: int,
+    dtype: torch.dtype | None = None,
+    fingerprint: str | None = None,
 ) -> WeightsRef:
     """Write `tensors` as generation (lineage, version), floating-point ones cast to `dtype` (the rollout's) when given.
+    `fingerprint`: the digest by which engines know it that got it directly; it becomes the reference's.
 
     Writing the same bits again returns the same reference; an unreadable folder in the way is replaced. WeightsError when
     a readable generation of that number holds other bits: generations are immutable.
     """
     folder = generation_folder(root, lineage=lineage, version=version)
     cast = {n: t.to(dtype) if dtype is not None and t.is_floating_point() else t for n, t in tensors.items()}
-    manifest = describe(cast, kind=KIND, facts={"lineage": lineage, "version": version, "base": None})
-    ref = WeightsRef(lineage=lineage, version=version, path=str(folder), digest=manifest.digest)
+    facts = {"lineage": lineage, "version": version, "base": None}
+    manifest = describe(cast, kind=KIND, facts=facts if fingerprint is None else {**facts, "fingerprint": fingerprint})
+    ref = WeightsRef(lineage=lineage, version=version, path=str(folder), digest=fingerprint or manifest.digest)
     if folder.exists():
         try:
             present = read_manifest(folder, kind=KIND)
@@ -62,7 +70,7 @@ def read_generation(ref: WeightsRef) -> dict[str, Tensor]:
     """
     folder = Path(ref.path)
     manifest = read_manifest(folder, kind=KIND)
-    if manifest.digest != ref.digest:
+    if ref.digest not in (manifest.digest, manifest.facts.get("fingerprint")):
         raise WeightsError(
             "the generation has another digest", where=ref.path, got=manifest.digest, expected=ref.digest
         )

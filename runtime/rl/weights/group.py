@@ -13,12 +13,15 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from torch import Tensor
 
 from runtime.errors import DeadlineError, RunError
 
 T = TypeVar("T")
+Store = Any
+"""A store of torch.distributed."""
+dist: Any = torch.distributed  # what is needed of it is not in its typed surface
 POLL_S = 0.0005
 WATCH_S = 0.02  # between two looks at whether the others are still there
 NEVER_S = 86400.0  # NCCL's own limit: ours comes first
@@ -31,7 +34,7 @@ class StuckError(RunError):
     gloo it ends by itself at its time limit; with NCCL no further group may be made in this process."""
 
 
-def serve_store(host: str, timeout_s: float) -> tuple[dist.Store, int]:
+def serve_store(host: str, timeout_s: float) -> tuple[Store, int]:
     """A store on `host` alone (not on every interface), and its port."""
     with socket.create_server((host, 0), backlog=64) as listening:
         port = int(listening.getsockname()[1])
@@ -43,7 +46,7 @@ def serve_store(host: str, timeout_s: float) -> tuple[dist.Store, int]:
     return store, port
 
 
-def reach_store(host: str, port: int, timeout_s: float) -> dist.Store:
+def reach_store(host: str, port: int, timeout_s: float) -> Store:
     """The store that another process serves. RunError when it does not answer in time."""
     try:
         return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
@@ -55,7 +58,7 @@ class Group:
     """Rank 0 sends, all others receive. Making it is a rendezvous: every member makes its own at the same time."""
 
     def __init__(
-        self, store: dist.Store, *, name: str, rank: int, world: int, host: str, device: torch.device, timeout_s: float
+        self, store: Store, *, name: str, rank: int, world: int, host: str, device: torch.device, timeout_s: float
     ) -> None:
         """`name`: of this membership, never used twice on a store. `host`: this process's own address."""
         self.device = device
@@ -87,7 +90,7 @@ class Group:
         while not work.is_completed():
             if time.monotonic() >= until:
                 raise DeadlineError("a broadcast of weights did not end in time")
-            time.sleep(POLL_S)  # noqa: TID251 - the library offers no wait that ends
+            time.sleep(POLL_S)
         work.wait()
 
     def abort(self) -> None:
@@ -138,7 +141,7 @@ def within(work: Callable[[], T], *, seconds: float, watch: Callable[[], None], 
     raise RunError("a transfer of weights failed", got=_first_line(error[0])) from error[0]
 
 
-def _nccl(store: dist.Store, rank: int, world: int) -> Any:
+def _nccl(store: Store, rank: int, world: int) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=NEVER_S)
     # Its watchdog ends the process when a member dies, unless told not to as the group is made. We notice by ourselves.

@@ -18,7 +18,7 @@ from planner.record import record
 from runtime.errors import RunError
 from runtime.rl.engine.vllm_host.wire import Line, Message
 from runtime.rl.types import WeightsRef
-from runtime.rl.weights.channel import AGAIN_S, HELLO_S, ChannelOffer, Member
+from runtime.rl.weights.channel import AGAIN_S, HELLO_S, ChannelMember, ChannelOffer
 from runtime.rl.weights.group import Group, StuckError, reach_store, within
 from runtime.rl.weights.layout import Layout, checksum, decode_layout
 
@@ -43,10 +43,20 @@ class Received:
     receive_s: float
 
 
+@record
+class Taken:
+    """A generation as it lies in the second buffer."""
+
+    received: Received
+    tensors: Mapping[str, Tensor]
+
+
 class WeightsReceiver:
     """Follows one offer until `stop`. Its thread connects again whenever the trainer drops it."""
 
-    def __init__(self, offer: ChannelOffer, member: Member, *, device: torch.device, spare: int = SPARE_BYTES) -> None:
+    def __init__(
+        self, offer: ChannelOffer, member: ChannelMember, *, device: torch.device, spare: int = SPARE_BYTES
+    ) -> None:
         """`spare`: bytes of a GPU's memory that the second buffer leaves free; where it cannot, it is in host memory."""
         self.offer, self._member, self._device, self._spare = offer, member, device, spare
         self._lock = threading.Lock()  # held while the second buffer is read by a swap, or given up
@@ -68,7 +78,7 @@ class WeightsReceiver:
         return got is not None and (got.lineage, got.version, got.digest) == (ref.lineage, ref.version, ref.digest)
 
     @contextlib.contextmanager
-    def taken(self, ref: WeightsRef) -> Iterator[Mapping[str, Tensor] | None]:
+    def taken(self, ref: WeightsRef) -> Iterator["Taken | None"]:
         """The generation's tensors where they lie, None when they do not. They stay as they are until the block ends,
         which gives the buffer up."""
         with self._lock:
@@ -76,7 +86,7 @@ class WeightsReceiver:
                 yield None
                 return
             try:
-                yield dict(self._received.layout.views(self._flat))
+                yield Taken(received=self._received, tensors=dict(self._received.layout.views(self._flat)))
             finally:
                 self._received = None
 
@@ -116,7 +126,7 @@ class WeightsReceiver:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             host = str(end.getsockname()[0])
             line = Line(end)
-            member = {k: getattr(self._member, k) for k in Member.__dataclass_fields__}
+            member = {k: getattr(self._member, k) for k in ChannelMember.__dataclass_fields__}
             line.send({"kind": "hello", "token": self.offer.token, **member})
             answer = line.receive(HELLO_S)
             if answer is None or answer["kind"] != "welcome":
@@ -153,7 +163,7 @@ class WeightsReceiver:
         if self._device.type != "cuda":
             return torch.empty(layout.total, dtype=torch.uint8), []
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         free, _ = torch.cuda.mem_get_info(self._device)
         if free - layout.total >= self._spare:
             with contextlib.suppress(torch.cuda.OutOfMemoryError):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from runtime.errors import RunError
 from runtime.rl.engine.vllm_host.wire import Line, Message
-from runtime.rl.weights.channel import HELLO_S, READY_S, ChannelOffer, Member, Transfer
+from runtime.rl.weights.channel import HELLO_S, READY_S, ChannelMember, ChannelOffer, Transfer
 from runtime.rl.weights.group import Group, StuckError, serve_store, within
 from runtime.rl.weights.layout import Layout, TensorSpec, checksum, filled, fingerprint, lay_out
 
@@ -44,7 +44,7 @@ class WeightsSource(Protocol):
 class _Peer:
     """One engine worker that is connected."""
 
-    def __init__(self, member: Member, line: Line) -> None:
+    def __init__(self, member: ChannelMember, line: Line) -> None:
         self.member, self.line = member, line
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class WeightsSender:
         threading.Thread(target=self._accept, name="weights-channel", daemon=True).start()
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[ChannelMember, ...]:
         """Engine workers connected now, as far as known."""
         with self._lock:
             return tuple(p.member for p in self._peers)
@@ -163,7 +163,7 @@ class WeightsSender:
             line.close()
             return
         with self._lock:
-            self._peers.append(_Peer(Member(**{k: hello[k] for k in Member.__dataclass_fields__}), line))
+            self._peers.append(_Peer(ChannelMember(**{k: hello[k] for k in ChannelMember.__dataclass_fields__}), line))
 
     def _objection(self, hello: Message | None) -> str:
         if hello is None or hello["kind"] != "hello" or not hmac.compare_digest(str(hello["token"]), self.offer.token):
