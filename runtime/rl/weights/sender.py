@@ -18,6 +18,7 @@ from runtime.rl.weights.channel import HELLO_S, READY_S, ChannelMember, ChannelO
 from runtime.rl.weights.group import Group, StuckError, serve_store, within
 from runtime.rl.weights.layout import Layout, TensorSpec, checksum, filled, fingerprint, lay_out
 
+MOST_REST = 64  # transfers left out after many failures in a row
 GIVE_UP_S = 8.0  # for members to give a transfer up that failed
 BUFFERS = 2  # one is packed while the other travels
 _log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class WeightsSender:
         self._store_port = 0
         self._buffers: list[Tensor] = []
         self._stuck = False
+        self._failures = self._resting = 0  # in a row; transfers not to be tried before the next
         threading.Thread(target=self._accept, name="weights-channel", daemon=True).start()
 
     @property
@@ -98,7 +100,7 @@ class WeightsSender:
         answer are disconnected. Nothing an engine serves is touched in either case.
         """
         peers = self._present()
-        if not peers:
+        if not peers or self._rests():
             return None
         started = self._clock()
         layout = lay_out(source.weight_specs(), self._bucket_bytes)
@@ -111,10 +113,13 @@ class WeightsSender:
             sums = self._send(peers, layout, source, new=rebuilt)
             self._compare(peers, self._answers(peers, self._deadline_s), sums)
         except RunError as e:
+            self._failures += 1
+            self._resting = min(MOST_REST, 2 ** (self._failures - 1) - 1)
             self._leave_group()
             self._stuck = isinstance(e, StuckError) and self._device.type == "cuda"
             self._call_off(peers)
             raise
+        self._failures = 0
         digest = fingerprint(layout, sums, lineage=source.lineage, version=source.version)
         for peer in peers:
             self._tell(peer, {"kind": "sealed", "digest": digest})
@@ -137,6 +142,11 @@ class WeightsSender:
             peers, self._peers = self._peers, []
         for peer in peers:
             peer.line.close()
+
+    def _rests(self) -> bool:
+        """After failures in a row, and only then, transfers are left out: each may cost its whole deadline."""
+        self._resting -= self._resting > 0
+        return self._resting > 0
 
     # Members
 
