@@ -6,6 +6,7 @@ the other, with odd weights, so that a changed word always shows and words that 
 mix-ups, not forgery: SHA-256 stays with the store.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -145,7 +146,7 @@ def checksum(data: Tensor) -> Tensor:
     """Two int64 sums of a bucket's bytes (uint8, a multiple of ALIGN), on its device."""
     words = data.view(torch.int64).view(-1, _COLUMNS)
     columns, rows = words.sum(0), words.sum(1)
-    return torch.stack(((columns * _weights(columns)).sum(), (rows * _weights(rows)).sum()))
+    return torch.stack((columns.mul_(_weights(columns)).sum(), rows.mul_(_weights(rows)).sum()))
 
 
 def fingerprint(layout: Layout, sums: Sequence[Sequence[int]], *, lineage: int, version: int) -> str:
@@ -161,7 +162,13 @@ def fingerprint_of(layout: Layout, flat: Tensor, *, lineage: int, version: int) 
 
 
 def _weights(like: Tensor) -> Tensor:
-    return (torch.arange(1, like.numel() + 1, device=like.device, dtype=torch.int64) * _ODD) | 1
+    return _weights_of(like.numel(), like.device)
+
+
+@functools.lru_cache(maxsize=16)
+def _weights_of(count: int, device: torch.device) -> Tensor:
+    """Kept: buckets are of one size, and few operations on a GPU's thread leave more of it to the engine."""
+    return (torch.arange(1, count + 1, device=device, dtype=torch.int64) * _ODD) | 1
 
 
 def _aligned(n: int) -> int:

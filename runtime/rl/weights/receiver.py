@@ -23,6 +23,7 @@ from runtime.rl.weights.group import Group, StuckError, reach_store, within
 from runtime.rl.weights.layout import Layout, checksum, decode_layout
 
 BUFFERS = 2  # on the device, where the second buffer has to be on the host
+STOP_S = 2.0  # for the thread to end
 SPARE_BYTES = 512 * 2**20  # of a GPU's memory, left free beside the second buffer
 _log = logging.getLogger(__name__)
 
@@ -96,12 +97,13 @@ class WeightsReceiver:
         return self._received
 
     def stop(self) -> None:
-        """Follow the trainer no more. Returns at once."""
+        """Follow the trainer no more."""
         self._stopped.set()
         end = self._socket
         if end is not None:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+        self._thread.join(STOP_S)  # a thread that is in the library when the process ends would abort it
 
     # Its thread
 
