@@ -274,7 +274,8 @@ def test_a_member_that_hangs_ends_the_transfer_at_the_deadline_and_comes_back(wo
     assert time.monotonic() - began < 25.0
     assert one.silent()
     done = sender.transfer(Source(2))
-    assert done is not None and done.members == 1, "who hangs is left out"
+    assert done is not None
+    assert done.members == 1, "who hangs is left out"
     assert json.loads(one.says())["version"] == 2
     two.process.send_signal(signal.SIGCONT)
     wait_until(lambda: len({m.replica for m in sender.members}) == 2, "it connects again")
