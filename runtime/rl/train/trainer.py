@@ -18,7 +18,7 @@ from runtime.rl.train.metrics import TokenFigures, batch_metrics, token_metrics
 from runtime.rl.train.packing import MicroBatch, micro_batches
 from runtime.rl.train.schedule import learning_rate
 from runtime.rl.types import CheckpointMark, StepMetrics, TrainBatch, WeightsRef
-from runtime.rl.weights import write_generation
+from runtime.rl.weights import GenerationWriter
 from runtime.rl.weights.layout import TensorSpec
 from runtime.rl.weights.sealed import sweep
 
@@ -51,6 +51,7 @@ class TorchTrainer:
         checkpoints: Path,
         weights: Path,
         rollout_dtype: torch.dtype | None = None,
+        full_every: int = 1,
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
@@ -58,6 +59,7 @@ class TorchTrainer:
         self._model = model.to(self._device)
         self._algorithm, self._temperature, self._seed = algorithm, temperature, seed
         self._checkpoints, self._weights, self._rollout_dtype = checkpoints, weights, rollout_dtype
+        self._generations = GenerationWriter(weights, full_every=full_every)
         self._objective = Objective(
             decoupled=algorithm.objective == "decoupled",
             clip_low=algorithm.clip_low,
@@ -175,8 +177,7 @@ class TorchTrainer:
 
     def publish(self) -> WeightsRef:
         """Write the current weights as a generation in the rollout dtype and return its reference."""
-        return write_generation(
-            self._weights,
+        return self._generations.write(
             self.master_parameters(),
             lineage=self._lineage,
             version=self._version,

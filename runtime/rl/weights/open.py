@@ -25,4 +25,4 @@ def open_direct(
         one_kind=weights.path == "auto",
         kind=device_kind,
     )
-    return DirectPublisher(root, sender, bucket_bytes=int(weights.bucket))
+    return DirectPublisher(root, sender, bucket_bytes=int(weights.bucket), full_every=weights.full_every)

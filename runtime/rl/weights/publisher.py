@@ -17,7 +17,7 @@ from planner.record import record
 from runtime.errors import DeadlineError, RunError, WeightsError
 from runtime.rl.types import ChannelOffer, WeightsRef
 from runtime.rl.weights.channel import Transfer
-from runtime.rl.weights.generation import generation_folder, write_generation
+from runtime.rl.weights.generation import GenerationWriter, generation_folder
 from runtime.rl.weights.layout import Layout, fingerprint_of, lay_out, pieces
 from runtime.rl.weights.sender import WeightsSender, WeightsSource
 
@@ -46,8 +46,9 @@ class _Copy:
 class DirectPublisher:
     """Used by the trainer's loop, in one thread; it writes in another."""
 
-    def __init__(self, root: Path, sender: WeightsSender, *, bucket_bytes: int) -> None:
-        """`root`: where generations are."""
+    def __init__(self, root: Path, sender: WeightsSender, *, bucket_bytes: int, full_every: int = 1) -> None:
+        """`root`: where generations are; every `full_every`-th is written whole."""
+        self._store = GenerationWriter(root, full_every=full_every)
         self._root, self._sender, self._bucket_bytes = root, sender, bucket_bytes
         self._changed = threading.Condition()
         self._pending: _Copy | None = None  # a newer one takes its place: joiners want the newest alone
@@ -162,4 +163,4 @@ class DirectPublisher:
         if found != ref.digest:
             raise WeightsError("the copy for the disk is not what was sent", got=found, expected=ref.digest)
         tensors: Mapping[str, Tensor] = dict(copy.layout.views(copy.flat))
-        write_generation(self._root, tensors, lineage=ref.lineage, version=ref.version, fingerprint=ref.digest)
+        self._store.write(tensors, lineage=ref.lineage, version=ref.version, fingerprint=ref.digest)

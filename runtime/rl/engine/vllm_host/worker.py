@@ -17,7 +17,7 @@ from runtime.errors import WeightsError
 from runtime.rl.engine.fit import check_fit
 from runtime.rl.engine.vllm_host.warden import dies_with_parent
 from runtime.rl.types import ChannelMember, ChannelOffer, WeightsRef
-from runtime.rl.weights import read_generation
+from runtime.rl.weights import ChainReader
 from runtime.rl.weights.receiver import WeightsReceiver
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class GenerationReader:
     model_runner: Any
     vllm_config: Any
     _hexctl_tensors: dict[str, Tensor] | None = None
+    _hexctl_reader: ChainReader | None = None
     _hexctl_receiver: WeightsReceiver | None = None
     _hexctl_in_place: bool | None = None  # whether weights may be copied in without a reload; None: not tried yet
 
@@ -40,7 +41,9 @@ class GenerationReader:
         self._hexctl_tensors = None
         generation = WeightsRef(**ref)
         try:
-            tensors = read_generation(generation)
+            if self._hexctl_reader is None:
+                self._hexctl_reader = ChainReader()
+            tensors = self._hexctl_reader(generation)
             check_fit({n: torch.empty(tuple(s), device="meta") for n, s in shapes}, tensors, generation)
         except WeightsError as e:
             return str(e)
