@@ -160,6 +160,23 @@ class RolloutSection(Section):
     )
 
 
+class WeightsSection(Section):
+    """How new weights reach the engines."""
+
+    path: Literal["auto", "store", "direct"] = Field(
+        "auto",
+        description="store: by disk; direct: straight from the trainer, by disk for joiners and when that fails; "
+        "auto: direct from a GPU to engines that are all on GPUs of its kind, else store",
+    )
+    bucket: Bytes = Field(256 * 2**20, validate_default=True, description="direct: bytes sent at a time")
+    deadline: Seconds = Field(
+        30.0, validate_default=True, description="direct: a transfer that takes longer is given up, and goes by disk"
+    )
+    full_every: int = Field(
+        1, ge=1, description="store: every so many versions all weights are written, between them what changed"
+    )
+
+
 class EvaluationSection(Section):
     every_steps: int = Field(0, ge=0, description="0: never")
     prompts: int = Field(64, ge=1)
@@ -307,6 +324,7 @@ class Config(Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     sampling: SamplingSection = SamplingSection()
     rollout: RolloutSection = RolloutSection()
+    weights: WeightsSection = WeightsSection()
     evaluation: EvaluationSection = EvaluationSection()
     lengths: LengthsSection = LengthsSection()
     fleet: FleetSection = FleetSection()

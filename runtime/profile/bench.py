@@ -176,7 +176,7 @@ class _Batches:
     def applied(self, applied: Applied) -> None:
         self._step = applied.step + 1
 
-    def published(self, ref: WeightsRef, epoch: int) -> None:
+    def published(self, ref: WeightsRef, epoch: int, stored: bool = True) -> None:
         return None
 
 

@@ -1,10 +1,20 @@
 """Seams of the workload: what an engine and a trainer must do. Implementations declare capabilities."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from planner.record import record
-from runtime.rl.types import Append, EngineStats, Lease, SampleId, StepMetrics, TrainBatch, WeightsRef
+from runtime.rl.types import (
+    Append,
+    ChannelMember,
+    ChannelOffer,
+    EngineStats,
+    Lease,
+    SampleId,
+    StepMetrics,
+    TrainBatch,
+    WeightsRef,
+)
 
 
 @record
@@ -64,6 +74,20 @@ class RolloutEngine(Protocol):
 
     def close(self) -> None:
         """Let go of whatever lives outside this process. May be called twice; nothing else is called after it."""
+        ...
+
+
+@runtime_checkable
+class TakesDirect(Protocol):
+    """An engine that can also take weights straight from the trainer."""
+
+    def join(self, offer: ChannelOffer, member: ChannelMember) -> None:
+        """Take part in the transfers of that channel from now on; no more in those of an earlier one. Returns at once."""
+        ...
+
+    def swap_weights(self, ref: WeightsRef) -> bool:
+        """Serve `ref` from the second buffer, as `load_weights` does from disk; False, and nothing changed, when it is not
+        whole there. Raises WeightsError like `load_weights`."""
         ...
 
 

@@ -16,8 +16,17 @@ from runtime.errors import WeightsError
 from runtime.rl.counter import TokenCounter
 from runtime.rl.exchange import MAX_UNACKNOWLEDGED, Exchanges, FlowClient, LoopTiming, Unflushed
 from runtime.rl.pacing import KindPacing, Pacer
-from runtime.rl.protocols import RolloutEngine
-from runtime.rl.types import EngineStats, ExchangeReply, ExchangeRequest, ReplicaOrder, SampleId, WeightsRef
+from runtime.rl.protocols import RolloutEngine, TakesDirect
+from runtime.rl.types import (
+    ChannelMember,
+    ChannelOffer,
+    EngineStats,
+    ExchangeReply,
+    ExchangeRequest,
+    ReplicaOrder,
+    SampleId,
+    WeightsRef,
+)
 
 LoopPhase = Literal["starting", "serving", "draining", "drained", "stopped", "failed"]
 
@@ -75,6 +84,7 @@ class ReplicaLoop:
         epoch: int,
         counter: TokenCounter | None = None,
         pacing: KindPacing | None = None,
+        device_kind: str = "",
         timing: LoopTiming | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], bool] | None = None,
@@ -93,6 +103,9 @@ class ReplicaLoop:
         self._order: ReplicaOrder = "serve"
         self._urgent = True  # something flow should know at once
         self._flushed_at = float("-inf")  # everything, that is
+        self._device_kind = device_kind
+        self._channel: ChannelOffer | None = None
+        self._serving: WeightsRef | None = None  # last taken; nothing older of its lineage is loaded after it
         self._refused: tuple[str, float] | None = None  # digest of weights that failed, when to try again
         self._failure = ""
         self._rate = _Rate()
@@ -149,6 +162,8 @@ class ReplicaLoop:
         self._unflushed.drop(reply.cancel)
         self._released = [s for s in self._released if s not in reply.cancel]
         if self._order == "serve":
+            self._join(reply.channel)
+            self._take_weights(reply.direct, stored=False)
             self._take_weights(reply.weights)
             self._engine.add(reply.leases)
             return
@@ -165,19 +180,38 @@ class ReplicaLoop:
         self._released.extend(self._engine.abort(self._engine.held()))
         self._urgent = self._urgent or bool(self._released)
 
-    def _take_weights(self, ref: WeightsRef | None) -> None:
-        """Load the generation flow wants served, unless it is loaded or has just failed."""
+    def _join(self, offer: ChannelOffer | None) -> None:
+        """Follow the trainer's channel, where the engine can."""
+        if offer is not None and offer != self._channel and isinstance(self._engine, TakesDirect):
+            self._channel = offer
+            member = ChannelMember(replica=self._replica, epoch=self._epoch, device_kind=self._device_kind)
+            self._engine.join(offer, member)
+
+    def _take(self, ref: WeightsRef, *, stored: bool) -> bool:
+        """From the second buffer if it is there, else from disk if it is there. Whether it was."""
+        if isinstance(self._engine, TakesDirect) and self._channel is not None and self._engine.swap_weights(ref):
+            return True
+        if stored:
+            self._engine.load_weights(ref)
+        return stored
+
+    def _take_weights(self, ref: WeightsRef | None, *, stored: bool = True) -> None:
+        """Take the generation flow wants served, unless it is taken, has just failed or is older than what is served."""
         if ref is None or (ref.version, ref.digest) == (self._engine.version, self._engine.digest):
+            return
+        serving = self._serving if self._engine.version is not None else None
+        if serving is not None and serving.lineage == ref.lineage and ref.version < serving.version:
             return
         if self._refused is not None and self._refused[0] == ref.digest and self._clock() < self._refused[1]:
             return
         try:
-            self._engine.load_weights(ref)
+            if not self._take(ref, stored=stored):
+                return
         except WeightsError as e:
             self._refused = (ref.digest, self._clock() + self._timing.reload_s)
             self._failure = str(e)
         else:
-            self._refused, self._failure = None, ""
+            self._refused, self._failure, self._serving = None, "", ref
         self._busy_since = None  # the time it took is the update's
         self._urgent = True
 

@@ -31,6 +31,27 @@ class WeightsRef:
 
 
 @record
+class ChannelOffer:
+    """Where a trainer serves its weights directly (`runtime.rl.weights`). The token is the leave to connect."""
+
+    host: str
+    port: int
+    token: str
+    trainer_epoch: int
+
+
+@record
+class ChannelMember:
+    """Who an engine's worker says it is on a trainer's channel."""
+
+    replica: str
+    epoch: int
+    rank: int = 0  # of a tensor parallel engine
+    device_kind: str = ""  # "" unknown
+    device: str = "cpu"  # or "cuda"
+
+
+@record
 class Lease:
     """Leave for one replica to decode one sample. Tokens already journalled come along: the sample continues from them."""
 
@@ -70,6 +91,10 @@ class EngineStats:
     host_lag_share: float | None = None  # paced: how far behind its clock, share of wall time; None: not paced
     decode_steps: int = 0  # that decoded something, since the process started
     busy_s: float = 0.0  # decoding and what comes between two steps, pace included: no rest, no weight loading
+    direct_updates: int = 0  # of `updates`, those that came straight from the trainer
+    update_pause_s: float | None = None  # of the last update: how long nothing was decoded
+    update_receive_s: float | None = None  # of the last direct one: from the trainer's "go" to all checksums
+    update_bytes: int = 0  # of the last direct one
 
 
 @record
@@ -98,7 +123,9 @@ class ExchangeReply:
     order: ReplicaOrder
     leases: tuple[Lease, ...] = ()
     cancel: tuple[SampleId, ...] = ()  # leases no longer held; stop decoding them, do not append
-    weights: WeightsRef | None = None  # the generation to serve; load it if it is not the one reported
+    weights: WeightsRef | None = None  # the newest generation on disk; load it if it is newer than the one reported
+    direct: WeightsRef | None = None  # a newer one that went straight to engines: serve it if it is here
+    channel: ChannelOffer | None = None  # where such generations come from
 
 
 @record
@@ -229,6 +256,7 @@ class TrainerHello:
     epoch: int
     pid: int
     complete: tuple[CheckpointMark, ...]
+    channel: ChannelOffer | None = None  # where it serves its weights directly; None: by disk alone
 
 
 @record

@@ -63,11 +63,11 @@ source = "cpu"
 """
 
 
-@pytest.fixture
-def run(ray_world: RayWorld, tmp_path: Path) -> Iterator[LiveRun]:
+@pytest.fixture(params=["store", "direct"])
+def run(request: pytest.FixtureRequest, ray_world: RayWorld, tmp_path: Path) -> Iterator[LiveRun]:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
-    (tmp_path / "vllm.toml").write_text(CONFIG)
+    (tmp_path / "vllm.toml").write_text(CONFIG + f'[weights]\npath = "{request.param}"\n')
     live = LiveRun(tmp_path, environment=ray_world.env())
     yield live
     live.close()
@@ -114,5 +114,7 @@ def test_a_run_generates_with_vllm_and_outlives_its_replica(run: LiveRun) -> Non
     assert journal_disagreements(run.info.paths.ledger, eta=2) == []
     metrics = run.metrics()
     assert max(m["staleness_max"] for m in metrics) <= 2
+    if 'path = "direct"' in (run.folder / "vllm.toml").read_text():
+        assert any(m.get("direct_members") for m in metrics), "weights went straight to the engine"
     # float32 on both sides: engine and trainer agree on every token that the same weights sampled and trained
     assert max(m["engine_trainer_logprob_diff"] for m in metrics if "engine_trainer_logprob_diff" in m) < 1e-3

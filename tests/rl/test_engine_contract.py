@@ -7,6 +7,7 @@ from disk, version v being the model of seed v, and are compared with a forward 
 import collections
 import functools
 import importlib.util
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ import pytest
 import torch
 
 from planner.record import record, replace
-from runtime.errors import WeightsError
+from runtime.errors import RunError, WeightsError
 from runtime.rl.engine.spec import EngineSpec, VllmSpec
 from runtime.rl.engine.torch_engine import TorchEngine
 from runtime.rl.engine.vllm_engine import VllmEngine
 from runtime.rl.model import DecoderConfig, build_seeded
-from runtime.rl.protocols import RolloutEngine
-from runtime.rl.types import Append, Lease, SampleId, WeightsRef
+from runtime.rl.protocols import RolloutEngine, TakesDirect
+from runtime.rl.types import Append, ChannelMember, Lease, SampleId, WeightsRef
 from runtime.rl.weights import read_generation, write_generation
+from runtime.rl.weights.layout import TensorSpec, spec_of
+from runtime.rl.weights.sender import WeightsSender
 
 RAW = {
     "model_type": "llama",
@@ -343,3 +346,105 @@ def test_a_generation_of_another_model_is_refused_before_anything_is_changed(wor
         with pytest.raises(WeightsError):
             world.engine.load_weights(other)
         assert world.engine.version is None
+
+
+class Trainer:
+    """A `WeightsSource`: version v is the model of seed v."""
+
+    lineage = 0
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self._model = build_seeded(DecoderConfig.from_hf(RAW), version, torch.float32)
+
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._model.named_parameters()
+
+    def weight_specs(self) -> list[TensorSpec]:
+        return [spec_of(n, t) for n, t in self.full_weights()]
+
+
+@pytest.fixture
+def sender() -> Iterator[WeightsSender]:
+    made = WeightsSender(
+        host="127.0.0.1", trainer_epoch=1, device=torch.device("cpu"), bucket_bytes=10_000, deadline_s=30.0
+    )
+    yield made
+    made.close()
+
+
+def joined(world: World, sender: WeightsSender) -> TakesDirect:
+    """The engine, connected."""
+    engine = world.engine
+    assert isinstance(engine, TakesDirect)
+    engine.join(sender.offer, ChannelMember(replica="r", epoch=1))
+    until = time.monotonic() + 30
+    while not sender.members:
+        assert time.monotonic() < until, "the engine does not connect"
+        world.engine.step()
+    return engine
+
+
+def test_weights_come_straight_from_the_trainer_while_it_generates(world: World, sender: WeightsSender) -> None:
+    """Nothing changes until the swap; after it the engine is the trainer's model, and samples go on with version spans."""
+    direct = joined(world, sender)
+    updates, before = world.engine.stats().updates, world.engine.stats().direct_updates
+    leases = [lease(g, longest=60) for g in range(SLOTS)]
+    world.engine.add(leases)
+    trace = drive(world.engine, {}, tokens=12)
+    digest = world.engine.digest
+    for version in (1, 2):
+        sent = sender.transfer(Trainer(version))
+        assert sent is not None
+        ref = WeightsRef(lineage=0, version=version, path="", digest=sent.digest)
+        assert not direct.swap_weights(replace(ref, version=9)), "another version is not here"
+        assert not direct.swap_weights(replace(ref, digest="0" * 64))
+        assert (world.engine.version, world.engine.digest) == (version - 1, digest)
+        drive(world.engine, trace, tokens=8)
+        until = time.monotonic() + 10
+        while not direct.swap_weights(ref):  # the last word of the transfer may still be on its way
+            assert time.monotonic() < until
+        assert (world.engine.version, world.engine.digest) == (version, ref.digest)
+        assert not direct.swap_weights(ref), "what is taken is gone from the second buffer"
+        digest = ref.digest
+        drive(world.engine, trace, tokens=12)
+    drive(world.engine, trace)
+    spans = set()
+    for one in leases:
+        versions = [a.version for a in trace[one.sample]]
+        assert versions == sorted(versions)
+        spans.add(tuple(sorted(set(versions))))
+        assert worst_difference(one, trace[one.sample]) < CLOSE
+    assert (0, 1, 2) in spans
+    stats = world.engine.stats()
+    assert (stats.updates, stats.direct_updates) == (updates + 2, before + 2)
+    assert stats.update_bytes == sent.bytes
+    assert stats.update_pause_s is not None
+    assert stats.update_receive_s is not None
+    assert stats.update_receive_s > 0
+
+
+def test_a_transfer_that_fails_changes_nothing_and_the_disk_still_serves(world: World, sender: WeightsSender) -> None:
+    direct = joined(world, sender)
+    one = lease(3, longest=40)
+    world.engine.add([one])
+    trace = drive(world.engine, {}, tokens=5)
+
+    class Failing(Trainer):
+        def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+            for i, pair in enumerate(super().full_weights()):
+                if i == 5:
+                    raise ValueError("no more")
+                yield pair
+
+        def weight_specs(self) -> list[TensorSpec]:
+            return Trainer(self.version).weight_specs()
+
+    with pytest.raises(RunError, match="failed"):
+        sender.transfer(Failing(1))
+    assert not direct.swap_weights(world.refs[1])
+    assert world.engine.version == 0
+    drive(world.engine, trace, tokens=5)
+    world.engine.load_weights(world.refs[1])
+    drive(world.engine, trace)
+    assert worst_difference(one, trace[one.sample]) < CLOSE

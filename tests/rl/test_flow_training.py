@@ -10,7 +10,7 @@ from planner.record import replace
 from runtime.errors import RefusedError
 from runtime.rl.ledger import audit
 from runtime.rl.rewards.items import RewardResult
-from runtime.rl.types import Applied, CheckpointMark, RunLimits, SampleId, WeightsRef
+from runtime.rl.types import Applied, ChannelOffer, CheckpointMark, RunLimits, SampleId, TrainerHello, WeightsRef
 from tests.rl.flow_desk import Desk, whole
 
 
@@ -239,3 +239,86 @@ def test_unrewarded_samples_are_verified_again_after_a_restart_and_lost_lines_ar
     assert [i.sample for i in desk.items] == waiting
     (row,) = [json.loads(line) for line in (desk.folder / "metrics.jsonl").read_text().splitlines()]
     assert (row["step"], row["loss"], row["trained_tokens"]) == (0, 2.0, 8)
+
+
+# Weights that went straight to engines
+
+
+OFFER = ChannelOffer(host="127.0.0.1", port=4711, token="t", trainer_epoch=1)
+
+
+def test_what_is_at_the_engines_is_served_and_what_is_on_disk_is_for_the_others(desk: Desk) -> None:
+    desk.flow.hello(TrainerHello(trainer="t", epoch=1, pid=1, complete=(), channel=OFFER))
+    first = desk.publish(0)
+    reply = desk.exchange("a")
+    assert (reply.weights, reply.direct, reply.channel) == (first, None, OFFER)
+    held = desk.finish_all(desk.serve("a"), 0, "a")
+    assert held
+    batch = desk.ask().batch
+    assert batch is not None
+    desk.flow.applied(Applied(step=0, ids_hash=batch.ids_hash, trainer_epoch=1, metrics={}))
+    direct = WeightsRef(lineage=0, version=1, path="w1", digest="packed")
+    desk.flow.published(direct, 1, stored=False)
+    assert desk.flow.status().weights == direct
+    reply = desk.exchange("b")  # a joiner, and whoever missed the transfer
+    assert (reply.weights, reply.direct) == (first, direct)
+
+    # A replica that swapped is trusted with tokens of the version at once; flow's restart forgets nothing.
+    desk.weights["a"] = direct
+    desk.reopen()
+    reply = desk.exchange("a")
+    assert (reply.weights, reply.direct, reply.channel) == (first, direct, OFFER)
+    assert not reply.cancel
+    desk.weights["a"] = direct
+    generated = desk.flow.status().generated_tokens
+    desk.exchange("a", appends=(whole(held[0], 1),))
+    assert desk.flow.status().generated_tokens == generated + 2
+    assert desk.flow.status().wasted_tokens == {}
+
+    desk.flow.published(direct, 1)
+    reply = desk.exchange("b")
+    assert (reply.weights, reply.direct) == (direct, None)
+
+
+def test_a_generation_comes_to_disk_at_any_later_time_and_never_goes_back(desk: Desk) -> None:
+    desk.start()
+    refs = [WeightsRef(lineage=0, version=v, path=f"w{v}", digest=f"p{v}") for v in range(4)]
+    for step in range(3):
+        desk.finish_all(desk.serve("a") or desk.serve("a"), step, "a")
+        batch = desk.ask().batch
+        assert batch is not None
+        desk.flow.applied(Applied(step=step, ids_hash=batch.ids_hash, trainer_epoch=1, metrics={}))
+        desk.flow.published(refs[step + 1], 1, stored=False)
+        desk.weights["a"] = refs[step + 1]
+    with pytest.raises(RefusedError):
+        desk.flow.published(replace(refs[2], digest="other"), 1)
+    with pytest.raises(RefusedError):
+        desk.flow.published(refs[2], 1, stored=False)  # announced long ago: only its coming to disk is news
+    desk.flow.published(refs[2], 1)
+    desk.flow.published(refs[1], 1)  # later than a newer one
+    reply = desk.flow.exchange(desk.request("b"))
+    assert (reply.weights, reply.direct) == (refs[2], refs[3])
+    assert desk.hello(2, tuple(_mark(desk, s) for s in range(3))).published == refs[2], (
+        "the newest is to be published anew"
+    )
+    desk.flow.published(refs[3], 2)
+    assert desk.flow.exchange(desk.request("b")).direct is None
+
+
+def _mark(desk: Desk, step: int) -> CheckpointMark:
+    row = next(r for r in desk.flow._state.ledger.step_rows(9) if r.step == step)
+    return CheckpointMark(step=step, ids_hash=row.ids_hash)
+
+
+def test_a_run_is_not_over_before_its_last_weights_are_on_disk(desk: Desk) -> None:
+    desk.start()
+    desk.flow.set_limits(1, RunLimits(steps=1))
+    desk.finish_all(desk.serve(), 0)
+    batch = desk.ask().batch
+    assert batch is not None
+    desk.flow.applied(Applied(step=0, ids_hash=batch.ids_hash, trainer_epoch=1, metrics={}))
+    ref = WeightsRef(lineage=0, version=1, path="w1", digest="packed")
+    desk.flow.published(ref, 1, stored=False)
+    assert not desk.flow.status().finished
+    desk.flow.published(ref, 1)
+    assert desk.flow.status().finished

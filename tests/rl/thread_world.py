@@ -108,9 +108,9 @@ class ThreadWorld:
         with self._lock:
             self.flow.applied(applied)
 
-    def published(self, ref: WeightsRef, epoch: int) -> None:
+    def published(self, ref: WeightsRef, epoch: int, stored: bool = True) -> None:
         with self._lock:
-            self.flow.published(ref, epoch)
+            self.flow.published(ref, epoch, stored)
 
     def run(self, *, deadline_s: float) -> None:
         """Everything, until the step limit."""

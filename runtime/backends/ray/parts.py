@@ -82,6 +82,7 @@ def replica(me: Identity, config: Config, paths: RunPaths, ready: Ready) -> str:
             epoch=me.epoch,
             counter=TokenCounter(paths.counters / f"{me.id}-{me.epoch}"),
             pacing=pacing_of(me, config),
+            device_kind=me.kind,
         )
         ready(lambda: _replica_gauge(loop.level()))
         loop.run()
@@ -108,6 +109,7 @@ def trainer(me: Identity, config: Config, paths: RunPaths, ready: Ready) -> str:
     set_threads(me.torch_threads)
     from runtime.rl.train.factory import build_trainer
     from runtime.rl.train.loop import Pace, TrainerLoop
+    from runtime.rl.weights.open import open_direct
 
     pacing = pacing_of(me, config)
     pace = Pace(pacer=Pacer(threading.Event().wait), step_s=pacing.training_s) if pacing is not None else None
@@ -117,11 +119,22 @@ def trainer(me: Identity, config: Config, paths: RunPaths, ready: Ready) -> str:
         name=me.id,
         epoch=me.epoch,
         weights=paths.weights,
+        direct=open_direct(
+            config, paths.weights, device=device_of(me), device_kind=me.kind, epoch=me.epoch, host=_own_address()
+        ),
         eta=config.algorithm.bound,
         pace=pace,
         on_ready=lambda: ready(lambda: _trainer_gauge(loop.level())),
     )
     return loop.run()
+
+
+def _own_address() -> str:
+    """Where other nodes of the cluster reach this one; loopback in a cluster of one machine."""
+    import ray
+
+    address: str = ray.util.get_node_ip_address()
+    return address
 
 
 def _trainer_gauge(level: "TrainerLevel") -> Gauge:

@@ -8,7 +8,7 @@ from runtime.rl.engine.spec import PREFILL_TOKENS, EngineSpec
 from runtime.rl.engine.torch_engine import ReadGeneration, TorchEngine
 from runtime.rl.model import DTYPES, DecoderConfig, load_config
 from runtime.rl.tokenizer import Tokenizer, load_tokenizer
-from runtime.rl.weights import read_generation
+from runtime.rl.weights import ChainReader
 
 CPU_KV_BYTES = 2**30
 CPU_STEP_FLOP = (
@@ -17,7 +17,7 @@ CPU_STEP_FLOP = (
 CUDA_KV_SHARE = 0.7  # of the memory left after the weights
 
 
-def build_engine(config: Config, *, device: str = "cpu", read: ReadGeneration = read_generation) -> TorchEngine:
+def build_engine(config: Config, *, device: str = "cpu", read: ReadGeneration | None = None) -> TorchEngine:
     """An engine without weights: the first generation brings them. Paths of `config` must be resolved.
 
     Raises ConfigError when model and tokenizer do not fit each other.
@@ -40,7 +40,7 @@ def build_engine(config: Config, *, device: str = "cpu", read: ReadGeneration = 
         device=device,
         prefill_tokens=_prefill_tokens(decoder, device),
     )
-    return TorchEngine(decoder, spec, read)
+    return TorchEngine(decoder, spec, read or ChainReader())
 
 
 def check_vocabulary(decoder: DecoderConfig, tokenizer: Tokenizer, *, where: str) -> None:

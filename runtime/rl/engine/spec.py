@@ -62,6 +62,7 @@ class VllmSpec:
     batched_tokens: int = 8192  # most tokens of one step, prefill and decode
     threads: int = 1  # of a CPU
     eager: bool = False  # no compiling, no CUDA graphs
+    second_buffer: bool = False  # leave room on a GPU for weights that come while it generates
     sleep: bool = False  # allocate so that memory can be given back while the engine lives
     direct: bool = True  # past vLLM's output processor where the release allows
     start_s: float = 600.0  # for the engine to come up with a generated token

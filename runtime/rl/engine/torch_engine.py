@@ -6,19 +6,22 @@ from a journal or caught up after new weights. A sample's tokens depend on the w
 alone; in float64 the batch around it does not matter even to rounding that counts.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from runtime.rl.engine.fit import check_fit
+from planner.record import replace
+from runtime.rl.engine.fit import UpdateFigures, check_fit
 from runtime.rl.engine.held import Held
 from runtime.rl.engine.spec import TORCH_CAPABILITIES, EngineSpec
 from runtime.rl.model import DTYPES, Decoder, DecoderConfig, KVCache
 from runtime.rl.protocols import EngineCapabilities
 from runtime.rl.sampling import noise, sample
-from runtime.rl.types import Append, EngineStats, Lease, SampleId, WeightsRef
+from runtime.rl.types import Append, ChannelMember, ChannelOffer, EngineStats, Lease, SampleId, WeightsRef
+from runtime.rl.weights.receiver import WeightsReceiver
 
 ReadGeneration = Callable[[WeightsRef], Mapping[str, Tensor]]
 """Tensors of a generation by name, every hash verified; raises WeightsError."""
@@ -38,6 +41,8 @@ class TorchEngine:
         self._by_id: dict[SampleId, Held] = {}
         self._version: int | None = None
         self._digest: str | None = None
+        self._receiver: WeightsReceiver | None = None
+        self._update = UpdateFigures()
         self._decoded = self._prefilled = self._updates = 0
 
     @property
@@ -69,6 +74,10 @@ class TorchEngine:
             decoded_tokens=self._decoded,
             prefill_tokens=self._prefilled,
             updates=self._updates,
+            direct_updates=self._update.direct,
+            update_pause_s=self._update.pause_s,
+            update_receive_s=self._update.receive_s,
+            update_bytes=self._update.bytes,
         )
 
     def add(self, leases: Sequence[Lease]) -> None:
@@ -98,7 +107,9 @@ class TorchEngine:
         """Nothing lives outside this process."""
 
     def close(self) -> None:
-        """Nothing lives outside this process."""
+        """Nothing lives outside this process but a connection to the trainer."""
+        if self._receiver is not None:
+            self._receiver.stop()
 
     @torch.inference_mode()
     def step(self) -> tuple[Append, ...]:
@@ -113,13 +124,39 @@ class TorchEngine:
 
         Raises WeightsError, with `version` None, when a hash, name or shape is not as it must be.
         """
+        began = time.monotonic()
         self._version = self._digest = None
+        self._lay_in(self._read(ref), ref)
+        self._update = self._update.after_load(time.monotonic() - began)
+
+    def join(self, offer: ChannelOffer, member: ChannelMember) -> None:
+        if self._receiver is not None:
+            self._receiver.stop()
+        self._receiver = WeightsReceiver(offer, replace(member, device=self._device.type), device=self._device)
+
+    def swap_weights(self, ref: WeightsRef) -> bool:
+        """Received and verified while decoding went on: the pause is one copy within the device."""
+        if self._receiver is None or not self._receiver.holds(ref):
+            return False
+        began = time.monotonic()
+        with self._receiver.taken(ref) as got:
+            if got is None:
+                return False
+            self._version = self._digest = None
+            self._lay_in(got.tensors, ref)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # the second buffer is free when this returns
+        self._update = self._update.after_swap(
+            time.monotonic() - began, receive_s=got.received.receive_s, size=got.received.bytes
+        )
+        return True
+
+    def _lay_in(self, tensors: Mapping[str, Tensor], ref: WeightsRef) -> None:
+        """Copy in place once everything fits; running samples queue up again."""
         parameters = dict(self._decoder.named_parameters())
-        tensors = self._read(ref)
         check_fit(parameters, tensors, ref)
         with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(tensors[name])
+            torch._foreach_copy_(list(parameters.values()), [tensors[name] for name in parameters], non_blocking=True)
         self._version, self._digest = ref.version, ref.digest
         self._updates += 1
         self._waiting.extendleft(reversed(self._running))

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from planner.record import replace
 from runtime.errors import WeightsError
+from runtime.rl.engine.fit import UpdateFigures
 from runtime.rl.engine.held import Held
 from runtime.rl.engine.spec import VllmSpec, vllm_capabilities
 from runtime.rl.engine.vllm_host.wire import Message
 from runtime.rl.engine.vllm_process import ENGINE, EngineProcess
 from runtime.rl.protocols import EngineCapabilities
-from runtime.rl.types import Append, EngineStats, Lease, SampleId, WeightsRef
+from runtime.rl.types import Append, ChannelMember, ChannelOffer, EngineStats, Lease, SampleId, WeightsRef
 
 SLICE_S = 0.5  # longest wait of one `step`: between two of them the replica speaks to flow
 
@@ -44,6 +45,7 @@ class VllmEngine:
         self._silent_s = 0.0  # waited without any token, in `step`
         self._version: int | None = None
         self._digest: str | None = None
+        self._update = UpdateFigures()
         self._decoded = self._updates = 0
 
     @property
@@ -81,6 +83,10 @@ class VllmEngine:
             decoded_tokens=self._decoded,
             prefill_tokens=self._level["prefilled"],
             updates=self._updates,
+            direct_updates=self._update.direct,
+            update_pause_s=self._update.pause_s,
+            update_receive_s=self._update.receive_s,
+            update_bytes=self._update.bytes,
         )
 
     def add(self, leases: Sequence[Lease]) -> None:
@@ -133,17 +139,40 @@ class VllmEngine:
 
         Raises WeightsError, with `version` None, when anything is not as it must be.
         """
-        version, self._version, self._digest = self._version, None, None
+        began = self._clock()
+        self._new_weights("load", ref)
+        self._update = self._update.after_load(self._clock() - began)
+
+    def join(self, offer: ChannelOffer, member: ChannelMember) -> None:
+        self._process.send({"kind": "join", "offer": _plain(offer), "member": _plain(member)})
+
+    def swap_weights(self, ref: WeightsRef) -> bool:
+        """Received and verified by the process while it generated: it pauses for the swap alone."""
+        figures = self._new_weights("swap", ref)
+        if figures is not None:
+            self._update = self._update.after_swap(
+                figures["pause_s"], receive_s=figures["receive_s"], size=figures["bytes"]
+            )
+        return figures is not None
+
+    def _new_weights(self, kind: str, ref: WeightsRef) -> Message | None:
+        """Have the process take `ref`: figures of the update, None when it does not have it (and nothing changed)."""
+        version = self._version
+        if kind == "load":  # whatever comes of it: what is in use now will not be served again unverified
+            self._version = self._digest = None
         keep = self.spec.kv_on_update == "keep" and version is not None
 
         def before(message: Message) -> None:
             self._file(message, version)
 
         command = {"lineage": ref.lineage, "version": ref.version, "path": ref.path, "digest": ref.digest}
-        self._process.send({"kind": "load", "ref": command, "keep": keep})
+        self._process.send({"kind": kind, "ref": command, "keep": keep})
         answer = self._process.wait_for(
-            "loaded", "refused", deadline_s=self.spec.load_s, doing="load the weights", other=before
+            "loaded", "refused", "absent", deadline_s=self.spec.load_s, doing="load the weights", other=before
         )
+        if answer["kind"] == "absent":
+            return None
+        self._version = self._digest = None
         if answer["kind"] == "refused":
             self._requeue()
             raise WeightsError(answer["error"], where=answer["where"] or ref.path)
@@ -153,6 +182,8 @@ class VllmEngine:
         self._version, self._digest = ref.version, ref.digest
         self._updates += 1
         self._silent_s = 0.0
+        figures: Message = answer.get("update", {})
+        return figures
 
     def sleep(self) -> bool:
         """Give the GPU's memory back; whether there was any to give (a CPU engine has none, nor one without `spec.sleep`).
@@ -246,6 +277,11 @@ class VllmEngine:
         number = self._numbers.pop(sample, None)
         if number is not None:
             self._by_number.pop(number, None)
+
+
+def _plain(value: ChannelOffer | ChannelMember) -> Message:
+    """As JSON values."""
+    return {k: getattr(value, k) for k in value.__dataclass_fields__}
 
 
 def _ended(append: Append) -> Append:

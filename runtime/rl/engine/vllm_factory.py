@@ -50,6 +50,7 @@ def vllm_spec(config: Config, *, gpus: int, threads: int, incarnation: str) -> V
         batched_tokens=rollout.batched_tokens,
         threads=threads,
         eager=cpu if rollout.eager is None else rollout.eager,
+        second_buffer=config.weights.path != "store",
         start_s=rollout.start_deadline,
         token_s=rollout.token_deadline,
     )

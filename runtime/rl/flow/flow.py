@@ -148,9 +148,9 @@ class Flow:
         if self._state.limit_reached:
             self._evaluation.abandon()
 
-    def published(self, ref: WeightsRef, epoch: int) -> None:
-        """A generation is on disk and verified by the trainer."""
-        self._trainer.published(ref, epoch)
+    def published(self, ref: WeightsRef, epoch: int, stored: bool = True) -> None:
+        """A generation is on disk (`stored`), or at the engines that take part in direct transfers."""
+        self._trainer.published(ref, epoch, stored=stored)
         self._evaluation.begin_if_due()
 
     # Daemon

@@ -354,12 +354,15 @@ class RolloutDesk:
     ) -> ExchangeReply:
         cancel = tuple(sorted(replica.revoked))
         replica.revoked = set()
+        published, stored = self._state.published, self._state.stored
         return ExchangeReply(
             ack_seq=request.seq if ack is None else ack,
             order="drain" if self._state.closing and replica.order == "serve" else replica.order,
             leases=tuple(leases),
             cancel=cancel,
-            weights=self._state.published,
+            weights=stored,
+            direct=None if published == stored else published,
+            channel=self._state.channel,
         )
 
     def _again(self, replica: Replica, request: ExchangeRequest) -> Exchange:

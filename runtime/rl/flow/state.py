@@ -1,5 +1,6 @@
 """What the desks of flow share: settings, the ledger, the policy, the clock and what is known of the replicas."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from runtime.rl.flow.replicas import Replica, Replicas
 from runtime.rl.ledger import Ledger
 from runtime.rl.tasks.task import Task
 from runtime.rl.tokenizer import Tokenizer
-from runtime.rl.types import RunLimits, SampleId, WeightsRef
+from runtime.rl.types import ChannelOffer, RunLimits, SampleId, WeightsRef
 
 EPOCHS_PER_OPENING = 1_000_000  # lease epochs of evaluation samples, which no ledger remembers
 
@@ -84,6 +85,17 @@ class FlowState:
     def published(self) -> WeightsRef | None:
         """The generation to serve."""
         return self.ledger.published
+
+    @property
+    def stored(self) -> WeightsRef | None:
+        """The newest generation on disk: what joiners load, and everybody to whom a newer one did not come directly."""
+        return self.ledger.stored
+
+    @property
+    def channel(self) -> ChannelOffer | None:
+        """Where the trainer serves its weights directly, as it said in its hello."""
+        text = self.ledger.book.meta.get("channel")
+        return None if not text else ChannelOffer(**json.loads(text))
 
     @property
     def version(self) -> int:

@@ -81,7 +81,7 @@ class StatusReader:
         """The step limit is reached and everything is settled, or the run was ended and nobody works any more."""
         state = self._state
         if state.limit_reached:
-            return not state.ledger.book.reserved and state.published is not None and state.version == state.step
+            return not state.ledger.book.reserved and state.stored is not None and state.stored.version == state.step
         return state.closing and not state.ledger.book.held and self._trainer.doing != "training"
 
     def _serving(self) -> list[int]:

@@ -15,6 +15,7 @@ from runtime.rl.ledger import KEEP_STEPS, GroupRow, StepRow, Trajectory
 from runtime.rl.train.advantage import group_advantages
 from runtime.rl.types import (
     Applied,
+    ChannelOffer,
     CheckpointMark,
     NextBatch,
     SampleId,
@@ -59,9 +60,11 @@ class TrainerDesk:
         """
         self._check(hello.epoch)
         ledger = self._state.ledger
-        if hello.epoch != self.epoch:
+        channel = "" if hello.channel is None else json.dumps(plain(hello.channel))
+        if hello.epoch != self.epoch or ledger.book.meta.get("channel", "") != channel:
             with ledger.transaction():
                 ledger.set_meta("trainer_epoch", str(hello.epoch))
+                ledger.set_meta("channel", channel)
             self.epoch = hello.epoch
         marks = set(hello.complete)
         while (row := self._reserved()) is not None and self._mark(row) in marks:
@@ -76,7 +79,7 @@ class TrainerDesk:
         return TrainerWelcome(
             load_step=None if load is None else load.step,
             lineage=ledger.lineage,
-            published=ledger.published,
+            published=ledger.stored,  # one that never came to disk is to be published again
             load_lineage=None if load is None or load.lineage == ledger.lineage else load.lineage,
         )
 
@@ -115,21 +118,23 @@ class TrainerDesk:
         self._enter("training")  # publishing
         return result
 
-    def published(self, ref: WeightsRef, epoch: int) -> None:
-        """A generation is on disk: replicas are to serve it. RefusedError unless it is the version after the last
-        applied step; versions never go backwards in a lineage, and one version has one hash."""
+    def published(self, ref: WeightsRef, epoch: int, *, stored: bool = True) -> None:
+        """Replicas are to serve a generation: it is on disk (`stored`), or went straight to the engines and will be on disk
+        later, which is said by a second call at any time. RefusedError unless it is the version after the last applied
+        step or known; versions never go backwards in a lineage, and one version has one hash."""
         self._check(epoch)
         ledger = self._state.ledger
         expected = (ledger.lineage, ledger.book.applied)
-        if (ref.lineage, ref.version) != expected:
+        late = ledger.book.generations.get((ref.lineage, ref.version)) == ref and ref.lineage == ledger.lineage
+        if (ref.lineage, ref.version) != expected and not (stored and late):
             raise RefusedError("these are not the weights after the last applied step", got=(ref.lineage, ref.version),
                                expected=f"(lineage, version) {expected}")  # fmt: skip
-        known = ledger.book.generations.get(expected)
+        known = ledger.book.generations.get((ref.lineage, ref.version))
         if known is not None and known.digest != ref.digest:
             raise RefusedError("this version was published with another hash", got=ref.digest, expected=known.digest)
-        if known is None or ledger.published != ref:
+        if known is None or ledger.published != ref or (stored and ledger.stored != ref):
             with ledger.transaction():
-                ledger.publish(ref)
+                ledger.publish(ref, stored=stored)
 
     def order(self, epoch: int, order: TrainOrder) -> None:
         """What the trainer of that epoch gets when it asks next."""
@@ -264,6 +269,11 @@ def step_figures(batch: TrainBatch) -> StepFigures:
         two_versions=sum(len(set(s.versions)) > 1 for s in batch.samples),
         reward_mean=mean([s.reward for s in batch.samples]),
     )
+
+
+def plain(offer: ChannelOffer) -> dict[str, object]:
+    """As JSON values."""
+    return {k: getattr(offer, k) for k in offer.__dataclass_fields__}
 
 
 def mean(values: Sequence[float]) -> float:

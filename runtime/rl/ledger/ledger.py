@@ -245,7 +245,7 @@ class Ledger:
                 self._db.execute("UPDATE samples SET state = 'RESERVED' WHERE step >= ? AND state = 'APPLIED'", (step,))
                 self._db.execute("UPDATE steps SET state = 'RESERVED', figures = '{}' WHERE step >= ?", (step,))
                 self._db.execute("INSERT OR REPLACE INTO meta VALUES ('lineage', ?)", (str(self.lineage + 1),))
-                self._db.execute("DELETE FROM meta WHERE key = 'published'")
+                self._db.execute("DELETE FROM meta WHERE key IN ('published', 'stored')")
                 self._db.execute("COMMIT")
             finally:
                 if self._db.in_transaction:
@@ -280,11 +280,22 @@ class Ledger:
         version = self._book.meta.get("published")
         return None if version is None else self._book.generations[self.lineage, int(version)]
 
-    def publish(self, ref: WeightsRef) -> None:
-        """Record a published generation of the current lineage."""
-        self._open.generations.append(ref)
-        self._book.add_generation(ref)
-        self.set_meta("published", str(ref.version))
+    @property
+    def stored(self) -> WeightsRef | None:
+        """The newest of them that is on disk: it may be older than `published`, which engines got directly."""
+        version = self._book.meta.get("stored", self._book.meta.get("published"))
+        return None if version is None or version == "none" else self._book.generations[self.lineage, int(version)]
+
+    def publish(self, ref: WeightsRef, *, stored: bool = True) -> None:
+        """Record a published generation of the current lineage, or that one published before is on disk now."""
+        newest, kept = self.published, self.stored
+        if newest is None or ref.version >= newest.version:
+            self._open.generations.append(ref)
+            self._book.add_generation(ref)
+            self.set_meta("published", str(ref.version))
+        if stored:
+            kept = ref if kept is None or ref.version >= kept.version else kept
+        self.set_meta("stored", "none" if kept is None else str(kept.version))
 
     def set_meta(self, key: str, value: str) -> None:
         """Remember `value` under `key`."""

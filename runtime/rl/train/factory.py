@@ -22,6 +22,7 @@ def build_trainer(config: Config, paths: RunPaths, *, device: torch.device | str
         checkpoints=paths.checkpoints,
         weights=paths.weights,
         rollout_dtype=DTYPES[model.rollout_dtype] if model.rollout_dtype is not None else None,
+        full_every=config.weights.full_every,
         device=device,
         seed=config.run.seed,
     )

@@ -17,6 +17,8 @@ from runtime.errors import RunError
 from runtime.rl.train.client import Interrupted, RetryTiming, TrainerFlow, patiently
 from runtime.rl.types import Applied, CheckpointMark, StepMetrics, TrainBatch, TrainerHello, WeightsRef
 from runtime.rl.weights import collect
+from runtime.rl.weights.publisher import DirectPublisher
+from runtime.rl.weights.sender import WeightsSource
 
 T = TypeVar("T")
 TrainerPhase = Literal["starting", "waiting", "training", "quiesced", "stopped", "failed"]
@@ -24,14 +26,8 @@ RATE_STEPS = 10  # tokens/s is over the last steps
 IDLE_S = 0.05  # at least between two questions that brought no batch
 
 
-class TrainerWork(Protocol):
-    """What the loop needs of a trainer: `runtime.rl.protocols.Trainer` and its place on disk."""
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def lineage(self) -> int: ...
+class TrainerWork(WeightsSource, Protocol):
+    """What the loop needs of a trainer: `runtime.rl.protocols.Trainer`, its place on disk, its weights one by one."""
 
     def complete_checkpoints(self) -> tuple[CheckpointMark, ...]: ...
 
@@ -94,6 +90,7 @@ class TrainerLoop:
         name: str,
         epoch: int,
         weights: Path | None = None,
+        direct: DirectPublisher | None = None,
         eta: int = 0,
         pace: Pace | None = None,
         timing: RetryTiming | None = None,
@@ -101,9 +98,10 @@ class TrainerLoop:
         on_ready: Callable[[], None] | None = None,
     ) -> None:
         """`weights`: where generations older than version - eta - 2 are removed after each publication.
+        `direct`: sends weights straight to engines; without it they go by disk alone.
         `on_ready` is called once, when the first weights are published."""
         self._trainer, self._flow, self._name, self._epoch = trainer, flow, name, epoch
-        self._weights, self._eta, self._pace = weights, eta, pace
+        self._weights, self._direct, self._eta, self._pace = weights, direct, eta, pace
         self._timing, self._clock, self._on_ready = timing or RetryTiming(), clock, on_ready
         self._stop_asked = threading.Event()
         self._phase: TrainerPhase = "starting"
@@ -113,6 +111,7 @@ class TrainerLoop:
         self._cycles: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)  # (seconds, tokens)
         self._step_s: float | None = None
         self._publish_s = 0.0
+        self._published: dict[str, float] = {}  # figures of the last publication
         self._steps, self._busy_s, self._busy_tokens = 0, 0.0, 0
 
     def run(self) -> str:
@@ -121,6 +120,7 @@ class TrainerLoop:
             self._start()
             while not self._stop_asked.is_set() and self._turn():
                 pass
+            self._tell_stored(wait=True)
         except Interrupted:
             pass
         except BaseException as e:
@@ -154,7 +154,11 @@ class TrainerLoop:
 
     def _start(self) -> None:
         hello = TrainerHello(
-            trainer=self._name, epoch=self._epoch, pid=os.getpid(), complete=self._trainer.complete_checkpoints()
+            trainer=self._name,
+            epoch=self._epoch,
+            pid=os.getpid(),
+            complete=self._trainer.complete_checkpoints(),
+            channel=None if self._direct is None else self._direct.offer,
         )
         welcome = self._ask("hello", lambda: self._flow.hello(hello))
         self._trainer.restore(welcome.load_step, lineage=welcome.lineage, load_lineage=welcome.load_lineage)
@@ -166,6 +170,7 @@ class TrainerLoop:
 
     def _turn(self) -> bool:
         """One question to flow and what follows from it. False when flow says stop."""
+        self._tell_stored()
         asked_at = self._clock()
         answer = self._ask("next_batch", lambda: self._flow.next_batch(self._name, self._epoch))
         if answer.order == "stop":
@@ -206,6 +211,7 @@ class TrainerLoop:
             "checkpoint_s": saved_at - trained_at,
             "paced_wait_s": self._clock() - saved_at,
             "publish_s": self._publish_s,  # of the step before
+            **self._published,
             "cycle_s": self._step_s,
             "batch_tokens": float(tokens),
         }
@@ -225,12 +231,41 @@ class TrainerLoop:
 
     def _publish(self) -> None:
         started = self._clock()
-        ref = self._trainer.publish()
+        if self._direct is None:
+            ref = self._trainer.publish()
+            self._stored(ref)
+        else:
+            self._tell_stored()
+            self._send(self._direct)
+        self._publish_s = self._clock() - started
+        self._moved_at = self._clock()
+
+    def _send(self, direct: DirectPublisher) -> None:
+        """Straight to the engines, told to flow, and only then copied for the disk; or by disk, where that failed."""
+        made = direct.publish(self._trainer)
+        sent = made.transfer
+        self._published = {
+            "direct_members": 0.0 if sent is None else float(sent.members),
+            "transfer_s": 0.0 if sent is None else sent.transfer_s,
+            "transfer_bytes": 0.0 if sent is None else float(sent.bytes),
+        }
+        if made.stored:
+            self._stored(made.ref)
+            return
+        self._ask("published", lambda: self._flow.published(made.ref, self._epoch, False))
+        direct.keep(self._trainer, made)
+
+    def _tell_stored(self, *, wait: bool = False) -> None:
+        """Tell flow what came to disk in the background; `wait` for what is on its way there."""
+        if self._direct is not None:
+            for ref in self._direct.finish() if wait else self._direct.stored():
+                self._stored(ref)
+
+    def _stored(self, ref: WeightsRef) -> None:
+        """A generation is on disk: flow may send anybody there."""
         self._ask("published", lambda: self._flow.published(ref, self._epoch))
         if self._weights is not None:
             collect(self._weights, ref.version - self._eta - 2)
-        self._publish_s = self._clock() - started
-        self._moved_at = self._clock()
 
     def _ask(self, what: str, call: Callable[[], T]) -> T:
         return patiently(

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -18,7 +18,8 @@ from runtime.rl.train.metrics import TokenFigures, batch_metrics, token_metrics
 from runtime.rl.train.packing import MicroBatch, micro_batches
 from runtime.rl.train.schedule import learning_rate
 from runtime.rl.types import CheckpointMark, StepMetrics, TrainBatch, WeightsRef
-from runtime.rl.weights import write_generation
+from runtime.rl.weights import GenerationWriter
+from runtime.rl.weights.layout import TensorSpec
 from runtime.rl.weights.sealed import sweep
 
 
@@ -50,6 +51,7 @@ class TorchTrainer:
         checkpoints: Path,
         weights: Path,
         rollout_dtype: torch.dtype | None = None,
+        full_every: int = 1,
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
@@ -57,6 +59,7 @@ class TorchTrainer:
         self._model = model.to(self._device)
         self._algorithm, self._temperature, self._seed = algorithm, temperature, seed
         self._checkpoints, self._weights, self._rollout_dtype = checkpoints, weights, rollout_dtype
+        self._generations = GenerationWriter(weights, full_every=full_every)
         self._objective = Objective(
             decoupled=algorithm.objective == "decoupled",
             clip_low=algorithm.clip_low,
@@ -174,13 +177,26 @@ class TorchTrainer:
 
     def publish(self) -> WeightsRef:
         """Write the current weights as a generation in the rollout dtype and return its reference."""
-        return write_generation(
-            self._weights,
+        return self._generations.write(
             self.master_parameters(),
             lineage=self._lineage,
             version=self._version,
-            dtype=self._rollout_dtype or next(iter(self._params.values())).dtype,
+            dtype=self._wire_dtype,
         )
+
+    def weight_specs(self) -> tuple[TensorSpec, ...]:
+        """Of `full_weights`, in its order."""
+        dtype = str(self._wire_dtype).removeprefix("torch.")
+        return tuple(TensorSpec(name=n, shape=tuple(p.shape), dtype=dtype) for n, p in self._masters.items())
+
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The current weights in the rollout's dtype, one at a time."""
+        for name, master in self._masters.items():
+            yield name, master.detach().to(self._wire_dtype)
+
+    @property
+    def _wire_dtype(self) -> torch.dtype:
+        return self._rollout_dtype or next(iter(self._params.values())).dtype
 
     @property
     def _float_dtype(self) -> torch.dtype:

@@ -1,6 +1,8 @@
 """Weight generations: immutable, numbered, hashed folders of safetensors."""
 
 from runtime.rl.weights.generation import (
+    ChainReader,
+    GenerationWriter,
     collect,
     generation_folder,
     list_generations,
@@ -8,4 +10,12 @@ from runtime.rl.weights.generation import (
     write_generation,
 )
 
-__all__ = ["collect", "generation_folder", "list_generations", "read_generation", "write_generation"]
+__all__ = [
+    "ChainReader",
+    "GenerationWriter",
+    "collect",
+    "generation_folder",
+    "list_generations",
+    "read_generation",
+    "write_generation",
+]

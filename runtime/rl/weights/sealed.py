@@ -81,7 +81,7 @@ def write_sealed(folder: Path, tensors: Mapping[str, Tensor], manifest: Manifest
         save_file(cpu, temporary / TENSORS)
         _sync(temporary / TENSORS)
         with (temporary / MANIFEST).open("w") as f:
-            json.dump(_encode(manifest), f, indent=1, sort_keys=True)
+            json.dump(encode_manifest(manifest), f, indent=1, sort_keys=True)
             f.flush()
             os.fsync(f.fileno())
         _sync(temporary)
@@ -92,7 +92,7 @@ def write_sealed(folder: Path, tensors: Mapping[str, Tensor], manifest: Manifest
     _sync(folder.parent)
 
 
-def read_manifest(folder: Path, *, kind: str) -> Manifest:
+def read_manifest(folder: Path, *, kind: str | tuple[str, ...]) -> Manifest:
     """Decode and check a folder's manifest; WeightsError when it is missing, garbled or of another kind."""
     path = folder / MANIFEST
     try:
@@ -101,9 +101,17 @@ def read_manifest(folder: Path, *, kind: str) -> Manifest:
         raise WeightsError("cannot read the manifest", where=str(path), got=e.strerror) from e
     except ValueError as e:
         raise WeightsError("the manifest is not JSON", where=str(path), got=str(e)) from e
+    manifest = decode_manifest(raw, path)
+    kinds = (kind,) if isinstance(kind, str) else kind
+    if manifest.kind not in kinds:
+        expected = " or ".join(kinds)
+        raise WeightsError("the folder is of another kind", where=str(path), got=manifest.kind, expected=expected)
+    return manifest
+
+
+def decode_manifest(raw: Any, path: Path) -> Manifest:
+    """The inverse of `encode_manifest`; WeightsError when it does not decode or its digest does not match it."""
     manifest = _decode(raw, path)
-    if manifest.kind != kind:
-        raise WeightsError("the folder is of another kind", where=str(path), got=manifest.kind, expected=kind)
     found = _digest(manifest.kind, manifest.facts, manifest.tensors)
     if found != manifest.digest:
         raise WeightsError(
@@ -160,7 +168,8 @@ def _digest(kind: str, facts: Mapping[str, Any], entries: Mapping[str, TensorEnt
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _encode(manifest: Manifest) -> dict[str, Any]:
+def encode_manifest(manifest: Manifest) -> dict[str, Any]:
+    """As JSON values."""
     tensors = {n: {"shape": list(e.shape), "dtype": e.dtype, "sha256": e.sha256} for n, e in manifest.tensors.items()}
     return {
         "format": FORMAT,

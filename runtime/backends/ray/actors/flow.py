@@ -110,9 +110,9 @@ class FlowActor:
         """The step is in a complete checkpoint."""
         self._flow.applied(applied)
 
-    async def published(self, ref: WeightsRef, epoch: int) -> None:
-        """A new weight generation is on disk."""
-        self._flow.published(ref, epoch)
+    async def published(self, ref: WeightsRef, epoch: int, stored: bool = True) -> None:
+        """A new weight generation is on disk, or at the engines alone."""
+        self._flow.published(ref, epoch, stored)
 
     async def set_order(self, daemon_epoch: int, replica: str, epoch: int, order: ReplicaOrder) -> None:
         """What a replica shall do from its next exchange on."""

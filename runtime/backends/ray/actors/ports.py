@@ -133,6 +133,6 @@ class RayTrainerFlow:
         """The step is in a complete checkpoint."""
         self._ask("applied", applied)
 
-    def published(self, ref: WeightsRef, epoch: int) -> None:
-        """A generation is on disk."""
-        self._ask("published", ref, epoch)
+    def published(self, ref: WeightsRef, epoch: int, stored: bool = True) -> None:
+        """A generation is on disk, or at the engines alone."""
+        self._ask("published", ref, epoch, stored)

@@ -6,8 +6,10 @@ All that differs between releases is here and in `worker`: 0.26 and 0.32 are tri
 import dataclasses
 import inspect
 import logging
+import math
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import vllm
@@ -24,6 +26,9 @@ from runtime.rl.engine.vllm_host.wire import Message
 WORKER = "runtime.rl.engine.vllm_host.worker.GenerationReader"
 NEEDED = ("logprobs_mode", "worker_extension_cls", "load_format", "skip_tokenizer_init")
 logger = logging.getLogger(__name__)
+BESIDE_BYTES = (
+    4 * 2**30
+)  # of a card: what the driver and the engine use beyond its share, and the second buffer's slack
 DRAIN_STEPS = 64  # more than any pipeline holds
 
 
@@ -85,19 +90,48 @@ class VllmCore:
         self._open.difference_update(key for key, _, _, finished in rows if finished)
         return rows
 
+    def join(self, offer: Message, member: Message) -> None:
+        """Receive generations straight from the trainer from now on, in each worker, beside the engine's steps."""
+        self._all("hexctl_join", offer, member)
+
+    def swap(self, ref: Message, *, keep: bool) -> tuple[list[Row], Message] | None:
+        """As `load`, from the workers' second buffers: rows and the update's figures; None, and nothing touched, unless
+        every worker has the whole generation."""
+        if any(self._llm.collective_rpc("hexctl_holds", args=(ref,))):
+            return None
+        began = time.monotonic()
+        figures: Message = {}
+
+        def lay_in() -> None:
+            answers = self._llm.collective_rpc("hexctl_swap", args=(ref, self._shapes))
+            figures.update(receive_s=max(a[1] for a in answers), bytes=answers[0][2])
+            for why, _, _ in answers:
+                if why:
+                    raise WeightsError(str(why))
+
+        rows = self._change(ref, lay_in, keep=keep)
+        return rows, {**figures, "pause_s": time.monotonic() - began}
+
     def load(self, ref: Message, *, keep: bool) -> list[Row]:
         """Verify, then swap the weights between two steps. Returns what the steps under way still sampled from the old ones.
 
         Without `keep` every request is forgotten: the caller adds again what it holds, and its KV is computed anew.
         With it they go on where they are, over the KV they have. Raises WeightsError; nothing may run then.
         """
+
+        def lay_in() -> None:
+            self._all("hexctl_read", ref, self._shapes)
+            self._all("hexctl_load")
+
+        return self._change(ref, lay_in, keep=keep)
+
+    def _change(self, ref: Message, lay_in: Callable[[], None], *, keep: bool) -> list[Row]:
         rows = self._drain()
         if not keep:
             self.abort(tuple(self._open))
             self._settle()
         try:
-            self._all("hexctl_read", ref, self._shapes)
-            self._all("hexctl_load")
+            lay_in()
         except WeightsError:
             self.abort(tuple(self._open))
             raise
@@ -192,7 +226,7 @@ def _engine_args(spec: dict[str, Any], folder: str) -> dict[str, Any]:
         "distributed_executor_backend": "uni" if spec["tp"] == 1 else "mp",
         "enable_prefix_caching": True,
         "block_size": 32 if cpu else None,  # a CPU's default of 128 shares too few prefixes
-        "gpu_memory_utilization": spec["gpu_memory_share"],
+        "gpu_memory_utilization": _memory_share(spec),
         "enforce_eager": spec["eager"],
         "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: temperature applied
         "worker_extension_cls": WORKER,
@@ -203,6 +237,19 @@ def _engine_args(spec: dict[str, Any], folder: str) -> dict[str, Any]:
     if lacking := [name for name in NEEDED if name not in known]:
         raise ConfigError("this release of vllm is too old", got=vllm.__version__, expected=f"one with {lacking[0]}")
     return {k: v for k, v in wanted.items() if k in known and v is not None}
+
+
+def _memory_share(spec: dict[str, Any]) -> float:
+    """Of the card: less than asked for where the second buffer would not fit beside it."""
+    share = float(spec["gpu_memory_share"])
+    if spec["device"] == "cpu" or not spec["second_buffer"]:
+        return share
+    import torch
+
+    _, card = torch.cuda.mem_get_info()
+    item = 2 if spec["dtype"] == "bfloat16" else 4
+    buffer = item * sum(math.prod(shape) for _, shape in expected_shapes(spec["model"]))
+    return min(share, max(0.1, 1 - (buffer + BESIDE_BYTES) / card))
 
 
 def _call(method: Any, **named: Any) -> Any:

@@ -33,6 +33,8 @@ class Core(Protocol):
     def busy(self) -> bool: ...
     def step(self) -> list[Row]: ...
     def load(self, ref: Message, *, keep: bool) -> list[Row]: ...
+    def join(self, offer: Message, member: Message) -> None: ...
+    def swap(self, ref: Message, *, keep: bool) -> tuple[list[Row], Message] | None: ...
     def sleep(self) -> bool: ...
     def wake(self) -> None: ...
     def level(self) -> Message: ...
@@ -65,13 +67,13 @@ def _obey(line: Line, core: Core, message: Message) -> None:
                 core.add(key, tokens, max_tokens)
         case "abort":
             core.abort(message["keys"])
-        case "load":
+        case "load" | "swap":
             try:
-                rows = core.load(message["ref"], keep=message["keep"])
+                line.send(_new_weights(core, message))
             except WeightsError as e:
                 line.send({"kind": "refused", "error": e.what, "where": e.where, "got": str(e.got)})
-            else:
-                line.send({"kind": "loaded", "rows": rows, "level": core.level()})
+        case "join":
+            core.join(message["offer"], message["member"])
         case "sleep":
             line.send({"kind": "slept", "freed": core.sleep()})
         case "wake":
@@ -79,6 +81,17 @@ def _obey(line: Line, core: Core, message: Message) -> None:
             line.send({"kind": "woken"})
         case other:
             raise RunError("the engine does not know this command", got=other)
+
+
+def _new_weights(core: Core, message: Message) -> Message:
+    """The answer to "load" or "swap"."""
+    if message["kind"] == "load":
+        rows = core.load(message["ref"], keep=message["keep"])
+        return {"kind": "loaded", "rows": rows, "level": core.level()}
+    swapped = core.swap(message["ref"], keep=message["keep"])
+    if swapped is None:
+        return {"kind": "absent"}
+    return {"kind": "loaded", "rows": swapped[0], "level": core.level(), "update": swapped[1]}
 
 
 def main(argv: list[str], build: "Callable[[dict[str, Any]], Core]") -> int:

@@ -1,4 +1,5 @@
-"""Frames of JSON over a stream socket: how a replica and its engine's process speak. No pickle, no port.
+"""Frames of JSON over a stream socket: how a replica and its engine's process speak, and engines with the trainer about
+weights. No pickle.
 
 A frame is its length in four bytes, big-endian, and that many bytes of UTF-8 JSON: an object with a `kind`.
 """
@@ -64,6 +65,15 @@ class Line:
                 return None
             self._take()
         return frame
+
+    def ended(self) -> bool:
+        """Whether the other side has ended and said nothing more. Takes nothing."""
+        try:
+            return self._end.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _take(self) -> None:
         """What has arrived, into the buffer."""

@@ -1,9 +1,11 @@
 """What hexctl adds to each of vLLM's workers: weights of a generation, verified first, then laid into the running model.
+They come from disk, or straight from the trainer into a second buffer while the engine generates.
 
 vLLM mixes `GenerationReader` into its worker class (`worker_extension_cls`), so its methods run where the model is, one a
 tensor parallel rank. Two calls, so that no rank changes a weight before every rank has verified all of them.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,8 +16,11 @@ from torch import Tensor
 from runtime.errors import WeightsError
 from runtime.rl.engine.fit import check_fit
 from runtime.rl.engine.vllm_host.warden import dies_with_parent
-from runtime.rl.types import WeightsRef
-from runtime.rl.weights import read_generation
+from runtime.rl.types import ChannelMember, ChannelOffer, WeightsRef
+from runtime.rl.weights import ChainReader
+from runtime.rl.weights.receiver import WeightsReceiver
+
+logger = logging.getLogger(__name__)
 
 if "HEXCTL_ENGINE_PID" in os.environ and os.environ["HEXCTL_ENGINE_PID"] != str(os.getpid()):
     dies_with_parent(os.getppid())  # a worker process of its own: vLLM imports this module in each
@@ -27,13 +32,18 @@ class GenerationReader:
     model_runner: Any
     vllm_config: Any
     _hexctl_tensors: dict[str, Tensor] | None = None
+    _hexctl_reader: ChainReader | None = None
+    _hexctl_receiver: WeightsReceiver | None = None
+    _hexctl_in_place: bool | None = None  # whether weights may be copied in without a reload; None: not tried yet
 
     def hexctl_read(self, ref: Mapping[str, Any], shapes: Sequence[tuple[str, Sequence[int]]]) -> str:
         """Read and verify generation `ref` into host memory. Returns why it must not be served, "" when it may."""
         self._hexctl_tensors = None
         generation = WeightsRef(**ref)
         try:
-            tensors = read_generation(generation)
+            if self._hexctl_reader is None:
+                self._hexctl_reader = ChainReader()
+            tensors = self._hexctl_reader(generation)
             check_fit({n: torch.empty(tuple(s), device="meta") for n, s in shapes}, tensors, generation)
         except WeightsError as e:
             return str(e)
@@ -44,13 +54,97 @@ class GenerationReader:
         """Lay the verified tensors into the model, where they are (graphs that were captured stay valid).
         Returns what was not loaded, "" when all was."""
         tensors, self._hexctl_tensors = self._hexctl_tensors, None
-        if tensors is None:
-            return "nothing was read"
-        model = self.model_runner.get_model() if hasattr(self.model_runner, "get_model") else self.model_runner.model
+        return "nothing was read" if tensors is None else self._hexctl_lay_in(tensors)
+
+    def hexctl_join(self, offer: Mapping[str, Any], member: Mapping[str, Any]) -> str:
+        """Receive generations directly from now on, in a thread of this worker. Returns ""."""
+        if self._hexctl_receiver is not None:
+            self._hexctl_receiver.stop()
+        if not offer["host"].startswith("127."):  # the trainer is on another host: NCCL must not stay on loopback
+            os.environ.pop("NCCL_SOCKET_IFNAME", None)
+        device = next(self._hexctl_model().parameters()).device
+        me = ChannelMember(**{**member, "rank": int(getattr(self, "rank", 0)), "device": device.type})
+        self._hexctl_receiver = WeightsReceiver(ChannelOffer(**offer), me, device=device)
+        return ""
+
+    def hexctl_holds(self, ref: Mapping[str, Any]) -> str:
+        """ "" when generation `ref` was received whole and is not taken yet, else that it was not."""
+        receiver = self._hexctl_receiver
+        return "" if receiver is not None and receiver.holds(WeightsRef(**ref)) else "it is not here"
+
+    def hexctl_swap(
+        self, ref: Mapping[str, Any], shapes: Sequence[tuple[str, Sequence[int]]]
+    ) -> tuple[str, float, int]:
+        """Lay generation `ref` into the model from the second buffer. Returns what was wrong ("" when nothing), the seconds
+        it took to receive and its bytes."""
+        assert self._hexctl_receiver is not None
+        generation = WeightsRef(**ref)
+        with self._hexctl_receiver.taken(generation) as got:
+            if got is None:
+                return "the generation is gone from the second buffer", 0.0, 0
+            try:
+                check_fit({n: torch.empty(tuple(s), device="meta") for n, s in shapes}, got.tensors, generation)
+            except WeightsError as e:
+                return str(e), 0.0, 0
+            wrong = self._hexctl_lay_in(got.tensors)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # the second buffer may be overwritten when this returns
+            return wrong, got.received.receive_s, got.received.bytes
+
+    def _hexctl_model(self) -> Any:
+        return self.model_runner.get_model() if hasattr(self.model_runner, "get_model") else self.model_runner.model
+
+    def _hexctl_lay_in(self, tensors: Mapping[str, Tensor]) -> str:
+        model = self._hexctl_model()
         wanted = {name for name, _ in model.named_parameters()}
-        loaded = _reload(model, self.model_runner, self.vllm_config, iter(tensors.items()))
+        if self._hexctl_in_place:
+            loaded = in_place(model, tensors)
+        else:
+            loaded = _reload(model, self.model_runner, self.vllm_config, iter(tensors.items()))
+            if self._hexctl_in_place is None:
+                self._hexctl_in_place = self._hexctl_try_in_place(model, tensors, loaded)
         missing = sorted(wanted - loaded) if loaded is not None else []
         return f"{len(missing)} parameters got no weights, first {missing[0]}" if missing else ""
+
+    def _hexctl_try_in_place(self, model: Any, tensors: Mapping[str, Tensor], loaded: set[str] | None) -> bool:
+        """Whether copying `tensors` in gives, bit by bit, the parameters that the reload just gave. Only on a GPU and
+        without quantisation, where nothing is made from weights after loading. A reload mends what a failed try left."""
+        quantised = getattr(self.vllm_config, "quant_config", None) is not None
+        if quantised or loaded is None or next(model.parameters()).device.type != "cuda":
+            return False
+        try:
+            same = gives_the_same(model, tensors, loaded)
+        except Exception as e:  # noqa: BLE001 - whatever a release says: then not
+            logger.warning("weights are reloaded layer by layer: %s", e)
+            same = False
+        if not same:
+            _reload(model, self.model_runner, self.vllm_config, iter(tensors.items()))
+        return same
+
+
+@torch.no_grad()
+def in_place(model: Any, tensors: Mapping[str, Tensor]) -> set[str] | None:
+    """Copy whole tensors to where the model's parameters are; the names of those, None where a release does not say."""
+    with torch.inference_mode(False):
+        loaded = model.load_weights(iter(tensors.items()))
+    return set(loaded) if loaded is not None else None
+
+
+@torch.no_grad()
+def gives_the_same(model: Any, tensors: Mapping[str, Tensor], loaded: set[str]) -> bool:
+    """Whether `in_place` writes every parameter in `loaded` as it is now. They are zeroed before."""
+    parameters = {n: p for n, p in model.named_parameters() if n in loaded}
+    before = {n: _sums(p) for n, p in parameters.items()}
+    for parameter in parameters.values():
+        parameter.zero_()
+    in_place(model, tensors)
+    return before == {n: _sums(p) for n, p in parameters.items()}
+
+
+def _sums(parameter: Tensor) -> tuple[int, int]:
+    """Of its 16-bit words: all, and by row."""
+    rows = parameter.detach().view(torch.int16).reshape(parameter.shape[0], -1).sum(-1, dtype=torch.int64)
+    return int(rows.sum()), int((rows * torch.arange(1, rows.numel() + 1, device=rows.device)).sum())
 
 
 def _reload(model: Any, runner: Any, vllm_config: Any, tensors: Iterator[tuple[str, Tensor]]) -> set[str] | None:
