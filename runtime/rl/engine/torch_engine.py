@@ -132,6 +132,7 @@ class TorchEngine:
     def join(self, offer: ChannelOffer, member: ChannelMember) -> None:
         if self._receiver is not None:
             self._receiver.stop()
+            self._receiver = None  # its second buffer is free before there is another
         self._receiver = WeightsReceiver(offer, replace(member, device=self._device.type), device=self._device)
 
     def swap_weights(self, ref: WeightsRef) -> bool:

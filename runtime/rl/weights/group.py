@@ -4,6 +4,7 @@ NCCL between GPUs, gloo between CPUs, over a store that the trainer serves. Ever
 library's own time limits would end the process (NCCL's watchdog) or come after half an hour.
 """
 
+import contextlib
 import os
 import socket
 import threading
@@ -24,9 +25,10 @@ Store = Any
 dist: Any = torch.distributed  # what is needed of it is not in its typed surface
 POLL_S = 0.0005
 WATCH_S = 0.02  # between two looks at whether the others are still there
-NEVER_S = 86400.0  # NCCL's own limit: ours comes first
+LATE_S = 3600.0  # NCCL's own limit: ours comes first
 ABORT_S = 5.0  # for a stuck thread to end once its communicator is aborted
-_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+# What NCCL's watchdog and its monitor do when a member dies is to end the process. They read these as a group is made.
+_GENTLE = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 
 class StuckError(RunError):
@@ -73,6 +75,7 @@ class Group:
             self._backend = dist.ProcessGroupGloo(prefixed, rank, world, options)
         self._options = dist.BroadcastOptions()
         self._options.rootRank = self._options.rootTensor = 0
+        self._options.asyncOp = True  # on a stream of its own, not on the caller's
 
     def broadcast(self, data: Tensor) -> Any:
         """Begin to send (rank 0) or receive `data`; the work, to be waited for."""
@@ -94,11 +97,16 @@ class Group:
         work.wait()
 
     def abort(self) -> None:
-        """Give up what is under way; the group is of no use afterwards. Ends kernels that wait for a dead member."""
-        try:
-            self._backend.abort()
-        except (RuntimeError, AttributeError):
-            return
+        """Give up what is under way; the group is of no use afterwards. Ends kernels that wait for a dead member. Returns
+        within ABORT_S: NCCL's own abort may wait as long as its time limit."""
+
+        def give_up() -> None:
+            with contextlib.suppress(RuntimeError, AttributeError):
+                self._backend.abort()
+
+        thread = threading.Thread(target=give_up, name="weights-abort", daemon=True)
+        thread.start()
+        thread.join(ABORT_S)
 
 
 def within(work: Callable[[], T], *, seconds: float, watch: Callable[[], None], abort: Callable[[], None]) -> T:
@@ -143,17 +151,17 @@ def within(work: Callable[[], T], *, seconds: float, watch: Callable[[], None], 
 
 def _nccl(store: Store, rank: int, world: int) -> Any:
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=NEVER_S)
-    # Its watchdog ends the process when a member dies, unless told not to as the group is made. We notice by ourselves.
-    before = os.environ.get(_ERRORS)
-    os.environ[_ERRORS] = "0"
+    options._timeout = timedelta(seconds=LATE_S)
+    before = {name: os.environ.get(name) for name in _GENTLE}
+    os.environ.update(_GENTLE)
     try:
         return dist.ProcessGroupNCCL(store, rank, world, options)
     finally:
-        if before is None:
-            del os.environ[_ERRORS]
-        else:
-            os.environ[_ERRORS] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _first_line(error: BaseException) -> str:

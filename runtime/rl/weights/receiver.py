@@ -167,6 +167,9 @@ class WeightsReceiver:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         free, _ = torch.cuda.mem_get_info(self._device)
+        free += torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(
+            self._device
+        )  # an earlier buffer's
         if free - layout.total >= self._spare:
             with contextlib.suppress(torch.cuda.OutOfMemoryError):
                 return torch.empty(layout.total, dtype=torch.uint8, device=self._device), []

@@ -5,7 +5,6 @@ vLLM mixes `GenerationReader` into its worker class (`worker_extension_cls`), so
 tensor parallel rank. Two calls, so that no rank changes a weight before every rank has verified all of them.
 """
 
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,12 +14,11 @@ from torch import Tensor
 
 from runtime.errors import WeightsError
 from runtime.rl.engine.fit import check_fit
+from runtime.rl.engine.vllm_host.in_place import InPlace
 from runtime.rl.engine.vllm_host.warden import dies_with_parent
 from runtime.rl.types import ChannelMember, ChannelOffer, WeightsRef
 from runtime.rl.weights import ChainReader
 from runtime.rl.weights.receiver import WeightsReceiver
-
-logger = logging.getLogger(__name__)
 
 if "HEXCTL_ENGINE_PID" in os.environ and os.environ["HEXCTL_ENGINE_PID"] != str(os.getpid()):
     dies_with_parent(os.getppid())  # a worker process of its own: vLLM imports this module in each
@@ -34,7 +32,7 @@ class GenerationReader:
     _hexctl_tensors: dict[str, Tensor] | None = None
     _hexctl_reader: ChainReader | None = None
     _hexctl_receiver: WeightsReceiver | None = None
-    _hexctl_in_place: bool | None = None  # whether weights may be copied in without a reload; None: not tried yet
+    _hexctl_in_place: InPlace | None = None
 
     def hexctl_read(self, ref: Mapping[str, Any], shapes: Sequence[tuple[str, Sequence[int]]]) -> str:
         """Read and verify generation `ref` into host memory. Returns why it must not be served, "" when it may."""
@@ -60,6 +58,9 @@ class GenerationReader:
         """Receive generations directly from now on, in a thread of this worker. Returns ""."""
         if self._hexctl_receiver is not None:
             self._hexctl_receiver.stop()
+            self._hexctl_receiver = None
+        if self._hexctl_in_place is not None:
+            self._hexctl_in_place.forget()
         if not offer["host"].startswith("127."):  # the trainer is on another host: NCCL must not stay on loopback
             os.environ.pop("NCCL_SOCKET_IFNAME", None)
         device = next(self._hexctl_model().parameters()).device
@@ -97,54 +98,17 @@ class GenerationReader:
     def _hexctl_lay_in(self, tensors: Mapping[str, Tensor]) -> str:
         model = self._hexctl_model()
         wanted = {name for name, _ in model.named_parameters()}
-        if self._hexctl_in_place:
-            loaded = in_place(model, tensors)
-        else:
-            loaded = _reload(model, self.model_runner, self.vllm_config, iter(tensors.items()))
-            if self._hexctl_in_place is None:
-                self._hexctl_in_place = self._hexctl_try_in_place(model, tensors, loaded)
+
+        def reload() -> set[str] | None:
+            return _reload(model, self.model_runner, self.vllm_config, iter(tensors.items()))
+
+        if self._hexctl_in_place is None:
+            self._hexctl_in_place = InPlace()
+            if getattr(self.vllm_config, "quant_config", None) is not None:
+                self._hexctl_in_place.way = "reload"
+        loaded = self._hexctl_in_place.lay_in(model, tensors, reload)
         missing = sorted(wanted - loaded) if loaded is not None else []
         return f"{len(missing)} parameters got no weights, first {missing[0]}" if missing else ""
-
-    def _hexctl_try_in_place(self, model: Any, tensors: Mapping[str, Tensor], loaded: set[str] | None) -> bool:
-        """Whether copying `tensors` in gives, bit by bit, the parameters that the reload just gave. Only on a GPU and
-        without quantisation, where nothing is made from weights after loading. A reload mends what a failed try left."""
-        quantised = getattr(self.vllm_config, "quant_config", None) is not None
-        if quantised or loaded is None or next(model.parameters()).device.type != "cuda":
-            return False
-        try:
-            same = gives_the_same(model, tensors, loaded)
-        except Exception as e:  # noqa: BLE001 - whatever a release says: then not
-            logger.warning("weights are reloaded layer by layer: %s", e)
-            same = False
-        if not same:
-            _reload(model, self.model_runner, self.vllm_config, iter(tensors.items()))
-        return same
-
-
-@torch.no_grad()
-def in_place(model: Any, tensors: Mapping[str, Tensor]) -> set[str] | None:
-    """Copy whole tensors to where the model's parameters are; the names of those, None where a release does not say."""
-    with torch.inference_mode(False):
-        loaded = model.load_weights(iter(tensors.items()))
-    return set(loaded) if loaded is not None else None
-
-
-@torch.no_grad()
-def gives_the_same(model: Any, tensors: Mapping[str, Tensor], loaded: set[str]) -> bool:
-    """Whether `in_place` writes every parameter in `loaded` as it is now. They are zeroed before."""
-    parameters = {n: p for n, p in model.named_parameters() if n in loaded}
-    before = {n: _sums(p) for n, p in parameters.items()}
-    for parameter in parameters.values():
-        parameter.zero_()
-    in_place(model, tensors)
-    return before == {n: _sums(p) for n, p in parameters.items()}
-
-
-def _sums(parameter: Tensor) -> tuple[int, int]:
-    """Of its 16-bit words: all, and by row."""
-    rows = parameter.detach().view(torch.int16).reshape(parameter.shape[0], -1).sum(-1, dtype=torch.int64)
-    return int(rows.sum()), int((rows * torch.arange(1, rows.numel() + 1, device=rows.device)).sum())
 
 
 def _reload(model: Any, runner: Any, vllm_config: Any, tensors: Iterator[tuple[str, Tensor]]) -> set[str] | None:
