@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -30,7 +31,7 @@ class Meeting:
     names: tuple[str, ...] = ()  # what the ranks are called in messages
 
 
-def meet(meeting: Meeting, *, rank: int, world: int) -> dist.Store:
+def meet(meeting: Meeting, *, rank: int, world: int) -> Any:
     """The store, once all ranks have come. DeadlineError names those that did not."""
     until = time.monotonic() + meeting.deadline_s
     store = _serve(meeting) if rank == 0 else _find(meeting, until)
@@ -49,14 +50,14 @@ def meet(meeting: Meeting, *, rank: int, world: int) -> dist.Store:
             expected=f"{world} ranks",
             hint="see the logs of those ranks",
         )
-    return dist.PrefixStore("gang", store)
+    return dist.PrefixStore("gang", store)  # type: ignore[attr-defined]
 
 
-def _serve(meeting: Meeting) -> dist.Store:
+def _serve(meeting: Meeting) -> Any:
     """The store on a port the kernel chooses, bound to the meeting's host only (TCPStore alone would bind every address)."""
     listener = socket.create_server((meeting.host, 0))
     port = listener.getsockname()[1]
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         meeting.host,
         port,
         is_master=True,
@@ -71,7 +72,7 @@ def _serve(meeting: Meeting) -> dist.Store:
     return store
 
 
-def _find(meeting: Meeting, until: float) -> dist.Store:
+def _find(meeting: Meeting, until: float) -> Any:
     if not _until(meeting.file.exists, until):
         raise DeadlineError(
             "the first rank of the trainer did not come",
@@ -81,7 +82,7 @@ def _find(meeting: Meeting, until: float) -> dist.Store:
         )
     place = json.loads(meeting.file.read_text())
     left = timedelta(seconds=max(1.0, until - time.monotonic()))
-    return dist.TCPStore(str(place["host"]), int(place["port"]), is_master=False, timeout=left)
+    return dist.TCPStore(str(place["host"]), int(place["port"]), is_master=False, timeout=left)  # type: ignore[attr-defined]
 
 
 def _until(done: Callable[[], bool], until: float) -> bool:

@@ -85,3 +85,18 @@ def _pack(samples: Sequence[TrainSample], step: int, dtype: torch.dtype, device:
         advantages=floats[1],
         weights=floats[2],
     )
+
+
+def empty_micro_batch(*, dtype: torch.dtype, device: torch.device) -> MicroBatch:
+    """One token and nothing to train: a rank without work of its own takes part in the others' gathers with it."""
+    whole, floats = torch.zeros(0, dtype=torch.int64, device=device), torch.zeros(0, dtype=dtype, device=device)
+    return MicroBatch(
+        tokens=torch.zeros(1, 1, dtype=torch.int64, device=device),
+        rows=whole,
+        columns=whole,
+        targets=whole,
+        ages=whole,
+        behaviour=floats,
+        advantages=floats,
+        weights=floats,
+    )

@@ -8,6 +8,7 @@ first byte, hence the layout.
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,18 @@ from torch import Tensor
 
 from planner.record import record
 from runtime.errors import WeightsError
-from runtime.rl.weights.sealed import TensorEntry
+from runtime.rl.types import WeightsRef
+from runtime.rl.weights.generation import KIND, generation_folder
+from runtime.rl.weights.sealed import (
+    TENSORS,
+    TensorEntry,
+    begin_sealed,
+    finish_sealed,
+    manifest_of,
+    read_manifest,
+    read_tensors,
+    remove_sealed,
+)
 
 _DTYPES = {
     torch.float64: "F64",
@@ -73,6 +85,44 @@ def write_tensors(
         file.flush()
         os.fsync(file.fileno())
     return entries
+
+
+def write_generation_stream(
+    root: Path, layout: Mapping[str, TensorShape], tensors: Iterable[tuple[str, Tensor]], *, lineage: int, version: int
+) -> WeightsRef:
+    """`runtime.rl.weights.write_generation` of tensors that come one at a time, in the order of `layout`. All are taken, also
+    where the generation is there already."""
+    folder = generation_folder(root, lineage=lineage, version=version)
+    temporary = begin_sealed(folder)
+    try:
+        entries = write_tensors(temporary / TENSORS, layout, tensors)
+        manifest = manifest_of(entries, kind=KIND, facts={"lineage": lineage, "version": version, "base": None})
+        ref = WeightsRef(lineage=lineage, version=version, path=str(folder), digest=manifest.digest)
+        present = _digest_of(folder)
+        if present is not None and present != manifest.digest:
+            raise WeightsError(
+                "a generation of this number holds other weights",
+                where=str(folder),
+                hint="a restored run that diverges needs a new lineage",
+            )
+        if present is None:
+            finish_sealed(temporary, folder, manifest)
+        return ref
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _digest_of(folder: Path) -> str | None:
+    """Digest of a generation that is whole; one that is not is removed. None when there is none."""
+    if not folder.exists():
+        return None
+    try:
+        manifest = read_manifest(folder, kind=KIND)
+        read_tensors(folder, manifest)
+    except WeightsError:
+        remove_sealed(folder)
+        return None
+    return manifest.digest
 
 
 def _header(layout: Mapping[str, TensorShape]) -> bytes:
