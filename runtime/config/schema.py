@@ -159,6 +159,20 @@ class RolloutSection(Section):
     )
 
 
+class TrainerSection(Section):
+    """The trainer's ranks: one a device, parameters and optimiser spread over them (FSDP2)."""
+
+    max_world: int | None = Field(
+        None, ge=1, description="most devices the trainer gets; default: 1 on paced devices and CPUs, else no limit"
+    )
+    meet_deadline: Seconds = Field(
+        180.0, validate_default=True, description="for all ranks to come up and find each other"
+    )
+    collective_deadline: Seconds = Field(
+        300.0, validate_default=True, description="of one exchange between ranks; a rank that is silent longer ends all"
+    )
+
+
 class EvaluationSection(Section):
     every_steps: int = Field(0, ge=0, description="0: never")
     prompts: int = Field(64, ge=1)
@@ -272,18 +286,12 @@ class PlannerSection(Section):
     )
     mixed_ranks: bool = Field(
         False,
-        description="with unrestricted: the trainer's DP ranks may be of two kinds, with token shares by speed; no export can say so",
+        description="the trainer's DP ranks may be of two kinds, with token shares by speed; no export can say so",
     )
     solve_time: Seconds = Field(10.0, validate_default=True, description="seconds the planner process may take")
     calibration: Path | None = Field(
         None, description='file of `hexctl profile`; default: calibration.json in run.root if there; "none": none'
     )
-
-    @model_validator(mode="after")
-    def _runnable(self) -> "PlannerSection":
-        if self.mixed_ranks and self.capabilities == "runtime":
-            raise ValueError('planner.mixed_ranks needs planner.capabilities = "unrestricted": hexctl up cannot run it')
-        return self
 
 
 class ConsentSection(Section):
@@ -306,6 +314,7 @@ class Config(Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     sampling: SamplingSection = SamplingSection()
     rollout: RolloutSection = RolloutSection()
+    trainer: TrainerSection = TrainerSection()
     evaluation: EvaluationSection = EvaluationSection()
     lengths: LengthsSection = LengthsSection()
     fleet: FleetSection = FleetSection()

@@ -85,6 +85,7 @@ class TrainerSeen:
     age_s: float | None
     reason: str = ""
     work: Work | None = None
+    rank_pids: tuple[int | None, ...] = ()  # by device, where there are several; `pid` is the first rank's
 
 
 @record

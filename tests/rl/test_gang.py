@@ -1,6 +1,7 @@
 """A trainer of several ranks: real processes over Gloo. It does what the trainer of one process does, also over deaths."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,12 @@ def test_two_ranks_do_what_one_does_and_one_and_three_go_on_from_them(tmp_path, 
         assert torch.equal(tensor, state(two, 1).params[name])
 
     # Any number of ranks takes the checkpoint of two.
-    again = {**two, "restore": 1, "until": 3}
-    three = {**again, "shares": list(THIRDS), "epoch": 2}
+    three, again = (plan(tmp_path / name, shares=THIRDS, restore=1, until=3) for name in ("three", "again"))
+    for made in (three, again):
+        shutil.copytree(Path(two["folder"]) / "checkpoints", Path(made["folder"]) / "checkpoints")
     ran(three)
-    by_three = state(three, 2)
     alone(again)
-    by_one = state(again, 2)
+    by_three, by_one = state(three, 2), state(again, 2)
     assert farthest(by_three, by_one) < 1e-6
     assert farthest(by_one, state(one, 2)) < 1e-5
     assert by_three.facts == by_one.facts

@@ -65,12 +65,12 @@ class Gang:
     def tell(self, head: Head, body: Mapping[str, Tensor] | None = None) -> None:
         """Rank 0: a command for all others."""
         message = encode(head, body)
-        with self._lost("a command"):
+        with self.lost("a command"):
             self._broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8))
 
     def hear(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Every other rank: the next command."""
-        with self._lost("the next command"):
+        with self.lost("the next command"):
             return decode(self._broadcast(None).numpy().tobytes())
 
     def share(self, value: Any) -> Any:
@@ -83,7 +83,7 @@ class Gang:
     def gather(self, value: Any) -> list[Any] | None:
         """All ranks' values by rank, at rank 0; None elsewhere. Anything JSON holds."""
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        with self._lost("the other ranks' word"):
+        with self.lost("the other ranks' word"):
             sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
             dist.all_gather(sizes, torch.tensor([len(mine)]), group=self._control)
             if self.rank != 0:
@@ -125,16 +125,18 @@ class Gang:
 
     def _reduced(self, figures: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
         tensor = torch.tensor(list(figures), dtype=torch.float64)
-        with self._lost("figures of the other ranks"):
+        with self.lost("figures of the other ranks"):
             dist.all_reduce(tensor, op=operation, group=self._control)
         return tensor.tolist()
 
     @contextlib.contextmanager
-    def _lost(self, what: str) -> Iterator[None]:
-        """Gloo's errors in words."""
+    def lost(self, what: str) -> Iterator[None]:
+        """The errors of a collective in words: RunError for those that say that another rank is gone or silent."""
         try:
             yield
         except RuntimeError as e:
+            if not isinstance(e, dist.DistError) and "gloo" not in str(e):
+                raise
             raise RunError(
                 f"rank {self.rank} of the trainer lost the others while it waited for {what}",
                 got=str(e).strip().splitlines()[0][:200],

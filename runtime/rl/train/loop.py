@@ -43,6 +43,8 @@ class TrainerWork(Protocol):
 
     def publish(self) -> WeightsRef: ...
 
+    def idle(self) -> None: ...
+
 
 class StepPacer(Protocol):
     """Holds work to a declared speed (`runtime.rl.pacing.Pacer`)."""
@@ -176,6 +178,7 @@ class TrainerLoop:
             return True
         if self._pace is not None:
             self._pace.pacer.idle()
+        self._trainer.idle()
         self._waits_for = answer.waits_for
         self._enter("quiesced" if answer.order == "quiesce" else "waiting")
         # Flow normally holds the question for a while; if it does not, it is not asked in a tight circle.

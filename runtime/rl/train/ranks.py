@@ -4,14 +4,14 @@ Every command is one call of `TorchTrainer` that all ranks make together. An err
 and thereby ends all: the daemon forms the gang anew in another epoch, and flow hands out the same reserved batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
 from runtime.errors import RunError
 from runtime.rl.train.gang import Gang
 from runtime.rl.train.trainer import TorchTrainer
-from runtime.rl.train.wire import batch_message, batch_of
+from runtime.rl.train.wire import Head, batch_message, batch_of
 from runtime.rl.types import CheckpointMark, StepMetrics, TrainBatch, WeightsRef
 
 
@@ -44,7 +44,8 @@ class Leader:
         """One optimiser step of all ranks on the whole batch."""
         head, body = batch_message(batch)
         self._gang.tell({"do": "train", "batch": head}, body)
-        return self._trainer.train_step(batch)
+        with self._gang.lost("gradients"):
+            return self._trainer.train_step(batch)
 
     def save_checkpoint(self, ids_hash: str) -> str:
         """Complete checkpoint, of all ranks' rows."""
@@ -54,7 +55,8 @@ class Leader:
     def publish(self) -> WeightsRef:
         """Write the current weights as a generation."""
         self._gang.tell({"do": "publish"})
-        return self._trainer.publish()
+        with self._gang.lost("parameters"):
+            return self._trainer.publish()
 
     def rollout_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter, whole and in the rollout dtype, one at a time; to be gone through to its end."""
@@ -74,21 +76,26 @@ def follow(trainer: TorchTrainer, gang: Gang) -> str:
     """A rank other than 0: do as rank 0 says until it says stop; returns how it ended."""
     while True:
         head, body = gang.hear()
-        match head["do"]:
-            case "restore":
-                trainer.restore(head["step"], lineage=head["lineage"], load_lineage=head["load_lineage"])
-            case "train":
-                trainer.train_step(batch_of(head["batch"], body))
-            case "checkpoint":
-                trainer.save_checkpoint(head["ids_hash"])
-            case "publish":
-                trainer.publish()
-            case "gather":
-                for _ in trainer.rollout_tensors():
-                    pass
-            case "nothing":
+        if head["do"] == "stop":
+            return "stopped with rank 0"
+        with gang.lost(f"its part of {head['do']!r}"):
+            _obey(trainer, head, body)
+
+
+def _obey(trainer: TorchTrainer, head: Head, body: Mapping[str, Tensor]) -> None:
+    match head["do"]:
+        case "restore":
+            trainer.restore(head["step"], lineage=head["lineage"], load_lineage=head["load_lineage"])
+        case "train":
+            trainer.train_step(batch_of(head["batch"], body))
+        case "checkpoint":
+            trainer.save_checkpoint(head["ids_hash"])
+        case "publish":
+            trainer.publish()
+        case "gather":
+            for _ in trainer.rollout_tensors():
                 pass
-            case "stop":
-                return "stopped with rank 0"
-            case other:
-                raise RunError("rank 0 says what this rank does not know", got=other)
+        case "nothing":
+            pass
+        case other:
+            raise RunError("rank 0 says what this rank does not know", got=other)

@@ -190,6 +190,9 @@ class TorchTrainer:
         self._version, self._lineage = step + 1, lineage
         self._optimiser_steps = stored.facts.optimiser_steps
 
+    def idle(self) -> None:
+        """There is no work; one rank has nothing to do about it."""
+
     def publish(self) -> WeightsRef:
         """Write the current weights as a generation in the rollout dtype and return its reference. Rank 0 writes; the others
         help to gather, and hear of the reference."""
