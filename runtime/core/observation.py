@@ -87,6 +87,10 @@ class TrainerSeen:
     work: Work | None = None
     rank_pids: tuple[int | None, ...] = ()  # by device, where there are several; `pid` is the first rank's
 
+    def pid_on(self, device: str) -> int | None:
+        """The process that carries one of its devices."""
+        return self.rank_pids[self.devices.index(device)] if self.rank_pids else self.pid
+
 
 @record
 class HostSeen:

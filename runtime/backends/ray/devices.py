@@ -46,7 +46,13 @@ class DeviceView:
         processes: dict[int, ProcessReading],
         age_s: float | None,
     ) -> DeviceSeen:
-        pid = _pid_on(carrier, device.id)
+        pid = (
+            carrier.pid_on(device.id)
+            if isinstance(carrier, TrainerSeen)
+            else carrier.pid
+            if carrier is not None
+            else None
+        )
         process = processes.get(pid) if pid is not None else None
         lag = carrier.host_lag_share if carrier is not None else None
         share = process.cpu_share if process is not None else None
@@ -66,13 +72,6 @@ class DeviceView:
             ),
             age_s=age_s,
         )
-
-
-def _pid_on(carrier: ReplicaSeen | TrainerSeen | None, device: str) -> int | None:
-    """The process that carries a device: of a trainer, the rank's."""
-    if isinstance(carrier, TrainerSeen) and carrier.rank_pids:
-        return carrier.rank_pids[carrier.devices.index(device)]
-    return carrier.pid if carrier is not None else None
 
 
 def _gpu_row(device: Device, gpu: GpuReading | None, report: Report | None, report_age_s: float | None) -> DeviceSeen:
