@@ -130,6 +130,18 @@ class AlgorithmSection(Section):
         return 0 if self.mode == "sync" else self.eta
 
 
+class TrainerSection(Section):
+    """How a training step is computed. Nothing here changes what is computed, rounding apart."""
+
+    activation_checkpointing: Literal["auto", "on", "off"] = Field(
+        "auto", description="compute layers again in the backward pass; auto: as many as memory asks for"
+    )
+    compile: Literal["auto", "on", "off"] = Field("auto", description="torch.compile; auto: on a GPU")
+    attention: Literal["auto", "varlen", "sdpa", "cudnn", "flex"] = Field(
+        "auto", description="kernel for packed samples; auto: varlen (flash attention) on a GPU that has it, else sdpa"
+    )
+
+
 class SamplingSection(Section):
     temperature: float = Field(1.0, gt=0)
     max_new_tokens: int = Field(16, ge=1)
@@ -304,6 +316,7 @@ class Config(Section):
     model: ModelSection
     task: TaskSection | None = None
     algorithm: AlgorithmSection = AlgorithmSection()
+    trainer: TrainerSection = TrainerSection()
     sampling: SamplingSection = SamplingSection()
     rollout: RolloutSection = RolloutSection()
     evaluation: EvaluationSection = EvaluationSection()

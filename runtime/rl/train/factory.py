@@ -18,6 +18,7 @@ def build_trainer(config: Config, paths: RunPaths, *, device: torch.device | str
     return TorchTrainer(
         build_model(config),
         algorithm=config.algorithm,
+        compute=config.trainer,
         temperature=config.sampling.temperature,
         checkpoints=paths.checkpoints,
         weights=paths.weights,

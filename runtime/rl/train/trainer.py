@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from planner.record import record
-from runtime.config.schema import AlgorithmSection
+from runtime.config.schema import AlgorithmSection, TrainerSection
 from runtime.errors import RunError, WeightsError
 from runtime.rl.model import Decoder
 from runtime.rl.train import checkpoint
-from runtime.rl.train.loss import Objective, policy_loss, token_logprobs, token_terms
-from runtime.rl.train.metrics import TokenFigures, batch_metrics, token_metrics
-from runtime.rl.train.packing import MicroBatch, micro_batches
+from runtime.rl.train.gradients import GradientComputer
+from runtime.rl.train.loss import Objective
+from runtime.rl.train.metrics import batch_metrics, token_metrics
 from runtime.rl.train.schedule import learning_rate
 from runtime.rl.types import CheckpointMark, StepMetrics, TrainBatch, WeightsRef
 from runtime.rl.weights import write_generation
@@ -46,6 +46,7 @@ class TorchTrainer:
         model: Decoder,
         *,
         algorithm: AlgorithmSection,
+        compute: TrainerSection | None = None,
         temperature: float,
         checkpoints: Path,
         weights: Path,
@@ -55,9 +56,9 @@ class TorchTrainer:
     ) -> None:
         self._device = torch.device(device)
         self._model = model.to(self._device)
-        self._algorithm, self._temperature, self._seed = algorithm, temperature, seed
+        self._algorithm, self._seed = algorithm, seed
         self._checkpoints, self._weights, self._rollout_dtype = checkpoints, weights, rollout_dtype
-        self._objective = Objective(
+        objective = Objective(
             decoupled=algorithm.objective == "decoupled",
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
@@ -67,6 +68,16 @@ class TorchTrainer:
         self._params = dict(self._model.named_parameters())
         self._masters = {name: _master(p) for name, p in self._params.items()}
         self._optimiser = _adamw(self._masters, algorithm)
+        self._gradients = GradientComputer(
+            self._model,
+            config=model.config,
+            objective=objective,
+            temperature=temperature,
+            micro_batch_tokens=algorithm.micro_batch_tokens,
+            masters=self._masters,
+            options=compute,
+            device=self._device,
+        )
         self._version, self._lineage, self._optimiser_steps = 0, 0, 0
 
     @property
@@ -103,21 +114,15 @@ class TorchTrainer:
             raise RunError("the batch is for another version", got=batch.step, expected=str(self._version))
         started = time.perf_counter()
         total = sum(w for s in batch.samples for w in s.weights)
-        loss, figures = 0.0, []
-        for piece in micro_batches(
-            batch, max_tokens=self._algorithm.micro_batch_tokens, dtype=self._float_dtype, device=self._device
-        ):
-            piece_loss, piece_figures = self._accumulate(piece, total)
-            loss += piece_loss
-            figures.append(piece_figures)
+        done = self._gradients.compute(batch.samples, step=batch.step, denominator=total)
         gradients_s = time.perf_counter() - started
         rate = learning_rate(self._algorithm, batch.step)
-        grad_norm, skipped = self._update(rate) if figures else (0.0, True)
+        grad_norm, skipped = self._update(rate) if done.figures else (0.0, True)
         self._version += 1
         return {
             **batch_metrics(batch),
-            **token_metrics(figures),
-            "loss": loss,
+            **token_metrics(done.figures),
+            "loss": done.loss,
             "grad_norm": grad_norm,
             "learning_rate": rate,
             "update_skipped": float(skipped),
@@ -181,48 +186,6 @@ class TorchTrainer:
             version=self._version,
             dtype=self._rollout_dtype or next(iter(self._params.values())).dtype,
         )
-
-    @property
-    def _float_dtype(self) -> torch.dtype:
-        return next(iter(self._masters.values())).dtype
-
-    def _accumulate(self, piece: MicroBatch, total: float) -> tuple[float, TokenFigures]:
-        """Forward and backward of one micro-batch; its gradient is added to the masters'."""
-        # Only the positions that predict a trained token meet the vocabulary.
-        logits = self._model.head(self._model.hidden_states(piece.tokens)[piece.rows, piece.columns])
-        current, entropy = token_logprobs(logits, piece.targets, temperature=self._temperature)
-        proximal = current.detach()
-        terms = token_terms(
-            current,
-            proximal=proximal,
-            behaviour=piece.behaviour,
-            advantages=piece.advantages,
-            objective=self._objective,
-        )
-        loss = policy_loss(
-            terms,
-            entropy,
-            piece.weights,
-            denominator=total,
-            entropy_coefficient=self._objective.entropy_coefficient,
-        )
-        loss.backward()  # type: ignore[no-untyped-call]
-        for name, parameter in self._params.items():
-            master = self._masters[name]
-            if master is parameter or parameter.grad is None:
-                continue
-            gradient = parameter.grad.to(master.dtype)
-            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-            parameter.grad = None
-        figures = TokenFigures(
-            current=proximal,
-            entropy=entropy.detach(),
-            importance=terms.importance,
-            clipped=terms.clipped.detach(),
-            behaviour=piece.behaviour,
-            ages=piece.ages,
-        )
-        return float(loss.detach()), figures
 
     def _update(self, rate: float) -> tuple[float, bool]:
         """Clip and step. Returns the gradient's norm before clipping, and whether the update was left out."""
