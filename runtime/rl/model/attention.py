@@ -79,9 +79,9 @@ def grouped(row: Row) -> Mix:
         begin = 0
         for group in groups:
             end = begin + group.tokens
-            out = F.scaled_dot_product_attention(
-                *(group.batched(x[begin:end]) for x in (q, k, v)), is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
-            )
+            queries, keys, values = (group.batched(x[begin:end]) for x in (q, k, v))
+            shared = q.shape[1] != k.shape[1]
+            out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=shared)
             outs.append(group.flat(out))
             begin = end
         return outs[0] if len(outs) == 1 else torch.cat(outs)
@@ -150,7 +150,8 @@ def _varlen() -> Callable[[Row], Mix]:
         longest = max(row.lengths)
 
         def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out: Tensor = varlen_attn(q, k, v, row.bounds, row.bounds, longest, longest, **how)
+            out = varlen_attn(q, k, v, row.bounds, row.bounds, longest, longest, **how)
+            assert isinstance(out, Tensor), "only the output was asked for"
             return out
 
         return mix
@@ -177,9 +178,10 @@ def _flex() -> Callable[[Row], Mix]:
         mask = create_block_mask(seen, None, None, length, length, device=str(row.tokens.device), _compile=True)
 
         def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
-            out = compiled(*heads, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
-            return out[0].transpose(0, 1)  # type: ignore[index, union-attr, no-any-return]
+            queries, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
+            out = compiled(queries, keys, values, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+            assert isinstance(out, Tensor), "only the output was asked for"
+            return out[0].transpose(0, 1)
 
         return mix
 

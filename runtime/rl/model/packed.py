@@ -19,43 +19,43 @@ Head = Callable[[Tensor, Tensor, float], Any]
 
 def project(
     x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    turn: tuple[Tensor, Tensor],
     norm: Tensor,
     weights: tuple[Tensor, Tensor, Tensor],
+    *,
     biases: tuple[Tensor, Tensor, Tensor] | None,
     head_norms: tuple[Tensor, Tensor] | None,
     eps: float,
     head_dim: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """From the residual [T,H] to rotated q [T,Q,D], k [T,K,D] and v [T,K,D]; cos and sin are [T,1,D/2].
+    """From the residual [T,H] to rotated q [T,Q,D], k [T,K,D] and v [T,K,D]; `turn`: cos and sin [T,1,D/2].
 
     One product with the three projections behind each other: those of k and v alone are too narrow to fill a device.
     """
     y = F.rms_norm(x, norm.shape, norm, eps)
     joined = F.linear(y, torch.cat(weights), torch.cat(biases) if biases is not None else None)
-    parts = joined.split([w.shape[0] for w in weights], dim=-1)
-    q, k, v = (p.unflatten(-1, (-1, head_dim)) for p in parts)
+    parts = torch.split(joined, [w.shape[0] for w in weights], dim=-1)
+    q, k, v = (p.view(p.shape[0], -1, head_dim) for p in parts)
     if head_norms is not None:
         q = F.rms_norm(q, head_norms[0].shape, head_norms[0], eps)
         k = F.rms_norm(k, head_norms[1].shape, head_norms[1], eps)
     # A view of v would keep q and k of before the rotation alive until the backward pass.
-    return rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous()
+    return rotate(q, *turn), rotate(k, *turn), v.contiguous()
 
 
 def finish(
     x: Tensor,
     mixed: Tensor,
-    out: Tensor,
-    out_bias: Tensor | None,
     norm: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    down: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor, Tensor],
+    *,
+    bias: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """From the residual [T,H] and attention's output [T,Q,D] to the next residual."""
-    x = x + F.linear(mixed.flatten(-2), out, out_bias)
+    """From the residual [T,H] and attention's output [T,Q,D] to the next residual. `weights`: those of attention's output,
+    gate, up and down; `bias`: the first one's."""
+    out, gate, up, down = weights
+    x = x + F.linear(mixed.flatten(-2), out, bias)
     y = F.rms_norm(x, norm.shape, norm, eps)
     return x + F.linear(F.silu(F.linear(y, gate)) * F.linear(y, up), down)
 
@@ -106,25 +106,21 @@ class LayerPass:
             a, m = layer.self_attn, layer.mlp
             q, k, v = self.halves.project(
                 x,
-                cos,
-                sin,
+                (cos, sin),
                 layer.input_layernorm.weight,
                 (a.q_proj.weight, a.k_proj.weight, a.v_proj.weight),
-                None if a.q_proj.bias is None else (a.q_proj.bias, a.k_proj.bias, a.v_proj.bias),
-                None if isinstance(a.q_norm, nn.Identity) else (a.q_norm.weight, a.k_norm.weight),
-                layer.input_layernorm.eps,
-                a.head_dim,
+                biases=None if a.q_proj.bias is None else (a.q_proj.bias, a.k_proj.bias, a.v_proj.bias),
+                head_norms=None if isinstance(a.q_norm, nn.Identity) else (a.q_norm.weight, a.k_norm.weight),
+                eps=layer.input_layernorm.eps,
+                head_dim=a.head_dim,
             )
             return self.halves.finish(
                 x,
                 self.mix(q, k, v),
-                a.o_proj.weight,
-                a.o_proj.bias,
                 layer.post_attention_layernorm.weight,
-                m.gate_proj.weight,
-                m.up_proj.weight,
-                m.down_proj.weight,
-                layer.post_attention_layernorm.eps,
+                (a.o_proj.weight, m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight),
+                bias=a.o_proj.bias,
+                eps=layer.post_attention_layernorm.eps,
             )
 
         if not self.recompute:

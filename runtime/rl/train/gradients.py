@@ -242,7 +242,7 @@ class GradientComputer:
         for name, parameter in self._model.named_parameters():
             master = self._masters[name]
             if master is not parameter:
-                parameter.register_post_accumulate_grad_hook(_into(master))
+                parameter.register_post_accumulate_grad_hook(_into(master))  # type: ignore[no-untyped-call]
 
 
 def of_decoder(model: Decoder, **how: Any) -> GradientComputer:

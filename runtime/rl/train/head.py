@@ -7,6 +7,7 @@ row's target:
 Half-precision logits are raised to float32 first, as in `loss.token_logprobs`, which is the oracle of all this.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from planner.record import record
 
 TokenLoss = Callable[[slice, Tensor, Tensor], Tensor]
-"""(rows of the chunk, their logprobs [C], their entropies [C]) -> their losses [C], differentiable."""
+"""(rows of the chunk, their logprobs [C], their entropies [C]) -> the sum of their losses, differentiable."""
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -38,9 +39,10 @@ def slopes_of(
     targets: Tensor,
     lse: Tensor,
     entropy: Tensor,
+    factor: float,
+    *,
     d_logprob: Tensor,
     d_entropy: Tensor | None,
-    factor: float,
 ) -> Tensor:
     """Gradient [C,V], in the logits' dtype, of logits whose targets' logprobs and entropies have the gradients given."""
     z = (logits.float() if logits.dtype in HALVES else logits) * factor
@@ -96,7 +98,7 @@ class Chunks:
         """Chunks of nearly equal size: a last one of few rows would cost a pass over the weight of its own."""
         pieces = -(-count // self.rows)
         edges = [count * i // pieces for i in range(pieces + 1)] if pieces else []
-        return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
 def chunked_scores(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: Chunks) -> tuple[Tensor, Tensor]:
@@ -137,7 +139,13 @@ class _Scores(torch.autograd.Function):
         for at in chunks.spans(hidden.shape[0]):
             logits = F.linear(hidden[at], weight)
             slopes = chunks.kernels.slopes(
-                logits, targets[at], lses[at], entropies[at], grads[0][at], grads[1][at], chunks.factor
+                logits,
+                targets[at],
+                lses[at],
+                entropies[at],
+                chunks.factor,
+                d_logprob=grads[0][at],
+                d_entropy=grads[1][at],
             )
             del logits
             d_hidden[at] = slopes @ weight
@@ -147,7 +155,7 @@ class _Scores(torch.autograd.Function):
 
 class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917 - autograd passes by position
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunks: Chunks, token_loss: TokenLoss
     ) -> tuple[Tensor, Tensor, Tensor]:
         logprobs, entropies = _empty(hidden), _empty(hidden)
@@ -158,11 +166,12 @@ class _Loss(torch.autograd.Function):
             logprob, entropy, lse = chunks.kernels.scores(logits, targets[at], chunks.factor)
             with torch.enable_grad():
                 leaves = logprob.detach().requires_grad_(), entropy.detach().requires_grad_()
-                loss = token_loss(at, *leaves).sum()
-            d_logprob, d_entropy = torch.autograd.grad(loss, leaves, allow_unused=True)
-            if d_logprob is None:
-                d_logprob = torch.zeros_like(logprob)
-            slopes = chunks.kernels.slopes(logits, targets[at], lse, entropy, d_logprob, d_entropy, chunks.factor)
+                loss = token_loss(at, *leaves)
+            found: tuple[Tensor | None, ...] = torch.autograd.grad(loss, leaves, allow_unused=True)
+            d_logprob, d_entropy = torch.zeros_like(logprob) if found[0] is None else found[0], found[1]
+            slopes = chunks.kernels.slopes(
+                logits, targets[at], lse, entropy, chunks.factor, d_logprob=d_logprob, d_entropy=d_entropy
+            )
             del logits
             d_hidden[at] = slopes @ weight
             chunks.kernels.add_product(d_weight, slopes, hidden[at])
