@@ -130,6 +130,27 @@ class AlgorithmSection(Section):
         return 0 if self.mode == "sync" else self.eta
 
 
+class TrainerSection(Section):
+    """How a training step is computed. Nothing here changes what is computed, rounding apart."""
+
+    max_world: int | None = Field(
+        None, ge=1, description="most devices the trainer gets; default: 1 on paced devices and CPUs, else no limit"
+    )
+    meet_deadline: Seconds = Field(
+        180.0, validate_default=True, description="for all ranks to come up and find each other"
+    )
+    collective_deadline: Seconds = Field(
+        300.0, validate_default=True, description="of one exchange between ranks; a rank that is silent longer ends all"
+    )
+    activation_checkpointing: Literal["auto", "on", "off"] = Field(
+        "auto", description="compute layers again in the backward pass; auto: as many as memory asks for"
+    )
+    compile: Literal["auto", "on", "off"] = Field("auto", description="torch.compile; auto: on a GPU")
+    attention: Literal["auto", "varlen", "sdpa", "cudnn", "flex"] = Field(
+        "auto", description="kernel for packed samples; auto: varlen (flash attention) on a GPU that has it, else sdpa"
+    )
+
+
 class SamplingSection(Section):
     temperature: float = Field(1.0, gt=0)
     max_new_tokens: int = Field(16, ge=1)
@@ -156,20 +177,6 @@ class RolloutSection(Section):
     )
     token_deadline: Seconds = Field(
         60.0, validate_default=True, description="vllm: an engine that samples no token for so long is ended"
-    )
-
-
-class TrainerSection(Section):
-    """The trainer's ranks: one a device, parameters and optimiser spread over them (FSDP2)."""
-
-    max_world: int | None = Field(
-        None, ge=1, description="most devices the trainer gets; default: 1 on paced devices and CPUs, else no limit"
-    )
-    meet_deadline: Seconds = Field(
-        180.0, validate_default=True, description="for all ranks to come up and find each other"
-    )
-    collective_deadline: Seconds = Field(
-        300.0, validate_default=True, description="of one exchange between ranks; a rank that is silent longer ends all"
     )
 
 
@@ -312,9 +319,9 @@ class Config(Section):
     model: ModelSection
     task: TaskSection | None = None
     algorithm: AlgorithmSection = AlgorithmSection()
+    trainer: TrainerSection = TrainerSection()
     sampling: SamplingSection = SamplingSection()
     rollout: RolloutSection = RolloutSection()
-    trainer: TrainerSection = TrainerSection()
     evaluation: EvaluationSection = EvaluationSection()
     lengths: LengthsSection = LengthsSection()
     fleet: FleetSection = FleetSection()

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.record import replace
-from runtime.rl.train.dealing import deal, micro_batch_tokens, tokens_of
+from runtime.rl.train.dealing import deal, micro_batch_tokens
+from runtime.rl.train.packing import size_of
 from runtime.rl.train.wire import batch_message, batch_of, decode, encode
 from runtime.rl.types import SampleId, TrainBatch, TrainSample
 
@@ -34,19 +35,19 @@ shares = st.lists(st.integers(1, 10), min_size=1, max_size=5).map(lambda w: tupl
 
 @given(batches(), shares)
 def test_every_trained_sample_goes_to_one_rank_and_no_rank_gets_much_more_than_its_share(batch, parts):
-    dealt = deal(batch, parts)
+    dealt = deal(batch.samples, parts)
     trained = [s for s in batch.samples if any(s.weights)]
     assert sorted(s.sample for d in dealt for s in d) == [s.sample for s in trained]
-    total, largest = sum(map(tokens_of, trained)), max(map(tokens_of, trained), default=0)
+    total, largest = sum(map(size_of, trained)), max(map(size_of, trained), default=0)
     for mine, share in zip(dealt, parts, strict=True):
-        assert sum(map(tokens_of, mine)) <= share * (total + (len(parts) - 1) * largest) + largest
+        assert sum(map(size_of, mine)) <= share * (total + (len(parts) - 1) * largest) + largest
     # The order in which flow lists the samples says nothing.
-    assert [set(d) for d in deal(replace(batch, samples=batch.samples[::-1]), parts)] == [set(d) for d in dealt]
+    assert [set(d) for d in deal(batch.samples[::-1], parts)] == [set(d) for d in dealt]
 
 
 def test_a_worked_deal():
     batch = TrainBatch(step=0, ids_hash="h", samples=tuple(sample(i, n - 1) for i, n in enumerate((6, 4, 3, 3, 2))))
-    assert [[tokens_of(s) for s in d] for d in deal(batch, (2 / 3, 1 / 3))] == [[6, 3, 3], [4, 2]]
+    assert [[size_of(s) for s in d] for d in deal(batch.samples, (2 / 3, 1 / 3))] == [[6, 3, 3], [4, 2]]
     assert [micro_batch_tokens(60, (2 / 3, 1 / 3), r) for r in (0, 1)] == [60, 30]
 
 

@@ -1,31 +1,27 @@
-"""Which rank of a trainer takes which samples. Pure Python: a function of the batch and the shares alone, so that every rank
+"""Which rank of a trainer takes which samples: a function of the batch and the shares alone, so that every rank
 deals alike and nobody has to be told."""
 
 from collections.abc import Sequence
 
-from runtime.rl.types import TrainBatch, TrainSample
+from runtime.rl.train.packing import size_of
+from runtime.rl.types import TrainSample
 
 
-def tokens_of(sample: TrainSample) -> int:
-    """Tokens that a forward pass over the sample sees."""
-    return len(sample.prompt_tokens) + len(sample.tokens)
-
-
-def deal(batch: TrainBatch, shares: Sequence[float]) -> tuple[tuple[TrainSample, ...], ...]:
-    """The samples of every rank, in the batch's order. Rank r gets about `shares[r]` of the tokens (shares sum to 1).
+def deal(samples: Sequence[TrainSample], shares: Sequence[float]) -> tuple[tuple[TrainSample, ...], ...]:
+    """The samples of every rank, in the order given. Rank r gets about `shares[r]` of the tokens (shares sum to 1).
 
     Longest first, each to the rank that is then the least loaded for its share (LPT on uniform machines; Gonzalez, Ibarra and
     Sahni, SIAM J. Comput. 6(1), 1977). Samples without a trained token take no part.
     """
     loads = [0] * len(shares)
     owner: dict[int, int] = {}
-    trained = [i for i, s in enumerate(batch.samples) if any(s.weights)]
-    for i in sorted(trained, key=lambda i: (-tokens_of(batch.samples[i]), batch.samples[i].sample)):
-        size = tokens_of(batch.samples[i])
+    taught = [i for i, s in enumerate(samples) if any(s.weights)]
+    for i in sorted(taught, key=lambda i: (-size_of(samples[i]), samples[i].sample)):
+        size = size_of(samples[i])
         rank = min(range(len(shares)), key=lambda r: ((loads[r] + size) / shares[r], r))
         loads[rank] += size
         owner[i] = rank
-    return tuple(tuple(batch.samples[i] for i in trained if owner[i] == r) for r in range(len(shares)))
+    return tuple(tuple(samples[i] for i in taught if owner[i] == r) for r in range(len(shares)))
 
 
 def micro_batch_tokens(most: int, shares: Sequence[float], rank: int) -> int:

@@ -21,6 +21,7 @@ def build_trainer(
     return TorchTrainer(
         build_model(config),
         algorithm=config.algorithm,
+        compute=config.trainer,
         temperature=config.sampling.temperature,
         checkpoints=paths.checkpoints,
         weights=paths.weights,

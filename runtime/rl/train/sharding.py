@@ -7,13 +7,11 @@ over ranks in float32 (float64 for a float64 model), never averaged: the loss is
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from runtime.rl.model import Decoder
 from runtime.rl.train.gang import Gang
-
-FORWARD_METHODS = ("hidden_states",)  # what training enters the model by, beside `forward`
 
 
 def shard(model: Decoder, gang: Gang) -> Decoder:
@@ -21,15 +19,14 @@ def shard(model: Decoder, gang: Gang) -> Decoder:
     half = next(model.parameters()).dtype
     policy = MixedPrecisionPolicy()
     if half in (torch.bfloat16, torch.float16):
-        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+        # Inputs are as the decoder makes them on one rank too: its rotations stay as exact.
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in model.model.layers:
         _to_masters(layer)
         fully_shard(layer, mesh=gang.mesh, mp_policy=policy)
     _to_masters(model)
-    # The output embedding is used after the last layer's forward: the root's parameters stay gathered until backward.
+    # The output embedding ends the forward pass and begins the backward pass: it stays gathered between them.
     fully_shard(model, mesh=gang.mesh, mp_policy=policy, reshard_after_forward=False)
-    for method in FORWARD_METHODS:
-        register_fsdp_forward_method(model, method)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.record import replace
-from runtime.config.schema import AlgorithmSection
+from runtime.config.schema import AlgorithmSection, TrainerSection
 from runtime.errors import RunError, WeightsError
 from runtime.rl.model import Decoder
 from runtime.rl.train import checkpoint
 from runtime.rl.train.dealing import deal, micro_batch_tokens
 from runtime.rl.train.gang import Gang
-from runtime.rl.train.loss import Objective, policy_loss, token_logprobs, token_terms
-from runtime.rl.train.metrics import TokenFigures, batch_metrics, token_metrics, token_sums
-from runtime.rl.train.packing import MicroBatch, empty_micro_batch, micro_batches
+from runtime.rl.train.gradients import BatchGradients, GradientComputer
+from runtime.rl.train.loss import Objective
+from runtime.rl.train.metrics import batch_metrics, token_metrics, token_sums
 from runtime.rl.train.schedule import learning_rate
 from runtime.rl.train.sharding import first_row, local, shard, whole
 from runtime.rl.types import CheckpointMark, StepMetrics, TrainBatch, WeightsRef
@@ -47,6 +46,7 @@ class TorchTrainer:
         model: Decoder,
         *,
         algorithm: AlgorithmSection,
+        compute: TrainerSection | None = None,
         temperature: float,
         checkpoints: Path,
         weights: Path,
@@ -60,9 +60,9 @@ class TorchTrainer:
         self._device = torch.device(device) if gang is None else gang.device
         self._model_dtype = next(model.parameters()).dtype
         self._model = model.to(self._device) if gang is None else shard(model, gang)
-        self._algorithm, self._temperature, self._seed = algorithm, temperature, seed
+        self._algorithm, self._seed = algorithm, seed
         self._checkpoints, self._weights, self._rollout_dtype = checkpoints, weights, rollout_dtype
-        self._objective = Objective(
+        objective = Objective(
             decoupled=algorithm.objective == "decoupled",
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
@@ -72,6 +72,20 @@ class TorchTrainer:
         self._params = dict(self._model.named_parameters())
         self._masters = {name: _master(p) for name, p in self._params.items()}
         self._optimiser = _adamw(self._masters, algorithm)
+        most = algorithm.micro_batch_tokens
+        if gang is not None:
+            most = micro_batch_tokens(most, gang.shares, gang.rank)
+        self._gradients = GradientComputer(
+            self._model,
+            config=model.config,
+            objective=objective,
+            temperature=temperature,
+            micro_batch_tokens=most,
+            masters=self._masters,
+            options=compute,
+            device=self._device,
+            dtype=self._model_dtype,
+        )
         self._version, self._lineage, self._optimiser_steps = 0, 0, 0
 
     @property
@@ -103,19 +117,14 @@ class TorchTrainer:
             raise RunError("the batch is for another version", got=batch.step, expected=str(self._version))
         started = time.perf_counter()
         total = sum(w for s in batch.samples for w in s.weights)
-        loss, figures, pieces = 0.0, [], 0
-        for piece in self._pieces(batch):
-            piece_loss, piece_figures = self._accumulate(piece, total)
-            loss += piece_loss
-            figures.append(piece_figures)
-            pieces += 1
-        sums, largest = token_sums(figures)
+        done = self._compute(batch, total)
+        loss, (sums, largest) = done.loss, token_sums(done.figures)
         if self._gang is not None:
             loss, *sums = self._gang.total((loss, *sums))
             largest = self._gang.most(largest)
         gradients_s = time.perf_counter() - started
         rate = learning_rate(self._algorithm, batch.step)
-        grad_norm, skipped = self._update(rate) if pieces else (0.0, True)
+        grad_norm, skipped = self._update(rate) if done.rows else (0.0, True)
         self._version += 1
         return {
             **batch_metrics(batch),
@@ -124,7 +133,7 @@ class TorchTrainer:
             "grad_norm": grad_norm,
             "learning_rate": rate,
             "update_skipped": float(skipped),
-            "micro_batches": float(pieces),
+            "micro_batches": float(done.rows),
             "gradients_s": gradients_s,
             "step_s": time.perf_counter() - started,
         }
@@ -216,24 +225,13 @@ class TorchTrainer:
         for name, master in self._masters.items():
             yield name, whole(master.detach()).to(dtype)
 
-    @property
-    def _float_dtype(self) -> torch.dtype:
-        return next(iter(self._masters.values())).dtype
-
-    def _pieces(self, batch: TrainBatch) -> Iterator[MicroBatch]:
-        """This rank's micro-batches: as many as every other rank has, the last ones perhaps empty."""
-        most, dtype = self._algorithm.micro_batch_tokens, self._float_dtype
+    def _compute(self, batch: TrainBatch, total: float) -> BatchGradients:
+        """Gradients of this rank's samples, in as many rows as every other rank has, the last ones perhaps empty."""
         if self._gang is None:
-            yield from micro_batches(batch, max_tokens=most, dtype=dtype, device=self._device)
-            return
-        rank, shares = self._gang.rank, self._gang.shares
-        mine = replace(batch, samples=deal(batch, shares)[rank])
-        most = micro_batch_tokens(most, shares, rank)
-        pieces = list(micro_batches(mine, max_tokens=most, dtype=dtype, device=self._device))
-        rounds = int(self._gang.most((len(pieces),))[0])  # before the first of them: it is a collective too
-        yield from pieces
-        for _ in range(len(pieces), rounds):
-            yield empty_micro_batch(dtype=dtype, device=self._device)
+            return self._gradients.compute(batch.samples, step=batch.step, denominator=total)
+        mine = deal(batch.samples, self._gang.shares)[self._gang.rank]
+        rounds = int(self._gang.most((len(self._gradients.rows_of(mine)),))[0])
+        return self._gradients.compute(mine, step=batch.step, denominator=total, rounds=rounds)
 
     def _fill(self, tensor: Tensor, stored: checkpoint.StoredState, name: str) -> None:
         """Overwrite what this rank holds of a tensor."""
@@ -242,44 +240,6 @@ class TorchTrainer:
             return
         mine = local(tensor)
         mine.copy_(stored.rows(name, first_row(tensor.shape[0], self._gang), mine.shape[0]))
-
-    def _accumulate(self, piece: MicroBatch, total: float) -> tuple[float, TokenFigures]:
-        """Forward and backward of one micro-batch; its gradient is added to the masters'."""
-        # Only the positions that predict a trained token meet the vocabulary.
-        logits = self._model.head(self._model.hidden_states(piece.tokens)[piece.rows, piece.columns])
-        current, entropy = token_logprobs(logits, piece.targets, temperature=self._temperature)
-        proximal = current.detach()
-        terms = token_terms(
-            current,
-            proximal=proximal,
-            behaviour=piece.behaviour,
-            advantages=piece.advantages,
-            objective=self._objective,
-        )
-        loss = policy_loss(
-            terms,
-            entropy,
-            piece.weights,
-            denominator=total,
-            entropy_coefficient=self._objective.entropy_coefficient,
-        )
-        loss.backward()  # type: ignore[no-untyped-call]
-        for name, parameter in self._params.items():
-            master = self._masters[name]
-            if master is parameter or parameter.grad is None:
-                continue
-            gradient = parameter.grad.to(master.dtype)
-            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-            parameter.grad = None
-        figures = TokenFigures(
-            current=proximal,
-            entropy=entropy.detach(),
-            importance=terms.importance,
-            clipped=terms.clipped.detach(),
-            behaviour=piece.behaviour,
-            ages=piece.ages,
-        )
-        return float(loss.detach()), figures
 
     def _update(self, rate: float) -> tuple[float, bool]:
         """Clip and step. Returns the gradient's norm before clipping, and whether the update was left out."""
