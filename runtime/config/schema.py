@@ -136,6 +136,12 @@ class TrainerSection(Section):
     max_world: int | None = Field(
         None, ge=1, description="most devices the trainer gets; default: 1 on paced devices and CPUs, else no limit"
     )
+    checkpoint_every_steps: int = Field(
+        1,
+        ge=1,
+        le=4,
+        description="steps between two checkpoints; after a crash those since the newest are made again from the ledger's batches",
+    )
     meet_deadline: Seconds = Field(
         180.0, validate_default=True, description="for all ranks to come up and find each other"
     )

@@ -139,6 +139,7 @@ def _lead(me: Identity, config: Config, paths: RunPaths, work: "TrainerWork", re
         epoch=me.epoch,
         weights=paths.weights,
         eta=config.algorithm.bound,
+        checkpoint_every=config.trainer.checkpoint_every_steps,
         pace=_pace(me, config),
         on_ready=lambda: ready(lambda: _trainer_gauge(loop.level())),
     )

@@ -327,7 +327,8 @@ def _verify(folder: Path, manifest: Manifest) -> None:
 
 
 def _prune(root: Path, facts: StepFacts, keep: int) -> None:
-    """Remove what is older than the newest `keep` readable checkpoints up to this step; remains of crashes do not count."""
+    """Remove what is older than the newest `keep` readable checkpoints up to this step; remains of crashes do not count. With
+    so many in this lineage, those of earlier lineages go too."""
     newest = checkpoint_folder(root, lineage=facts.lineage, step=facts.step).name
     older = [p for p in _folders(root, facts.lineage) if p.name <= newest]
     for folder in reversed(older):
@@ -339,6 +340,10 @@ def _prune(root: Path, facts: StepFacts, keep: int) -> None:
         except WeightsError:
             continue
         keep -= 1
+    if keep <= 0:
+        for lineage in range(facts.lineage):
+            for folder in _folders(root, lineage):
+                remove_sealed(folder)
 
 
 def _facts(folder: Path, manifest: Manifest) -> StepFacts:
