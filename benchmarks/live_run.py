@@ -63,7 +63,9 @@ class Disturbed:
         assert device.pid is not None
         began, old = time.monotonic(), device.pid
         os.kill(_engine_of(old) or old, signal.SIGKILL)
-        self._recovered(f"kill_{role}", began, lambda s: any(d.id == device.id and d.pid != old for d in by_role(s, role)))
+        self._recovered(
+            f"kill_{role}", began, lambda s: any(d.id == device.id and d.pid != old for d in by_role(s, role))
+        )
 
     def restart_daemon(self) -> None:
         """-9 to the daemon, and another that takes the run over."""

@@ -47,7 +47,8 @@ class RayWorld:
             self.paths,
             resources,
             num_gpus=0,
-            extra_env={"PYTHONPATH": f"{here}{os.pathsep}{here / 'ray'}"},  # doubles are imported by the actors
+            # Doubles are imported by the actors; the code is this checkout's, whichever is installed.
+            extra_env={"PYTHONPATH": os.pathsep.join(map(str, (here.parent, here, here / "ray")))},
         )
         self._runs = 0
 

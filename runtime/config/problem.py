@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # it costs numpy to import
 DEFAULT_LINK = Link(latency_s=1e-4, bytes_per_s=1.25e10)
 # Assumption where it names none between regions: as far as across a continent or the Atlantic.
 DEFAULT_CROSS_REGION = Link(latency_s=0.03, bytes_per_s=6.25e8)
+HOST_CPU = "host-cpu"  # the kind of a CPU that stands in for a device
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
 
@@ -35,7 +36,7 @@ def cluster_from_config(config: Config) -> Cluster:
     fleet = config.fleet
     sections = fleet.devices
     if not sections and fleet.source == "cpu":
-        sections = (DeviceSection(kind="host-cpu"),)
+        sections = (DeviceSection(kind=HOST_CPU),)
     if not sections:
         raise ConfigError(
             "the fleet is only known where it runs",
@@ -82,11 +83,7 @@ def problem_from_config(
         train_mixed_dp=planner.mixed_ranks, task_groups=2, colocate=True
     )  # the whole plan space
     if planner.capabilities == "runtime":
-        capabilities = replace(
-            Capabilities.single_device_roles(),
-            rollout_max_tp=config.rollout.max_tp if config.rollout.engine == "vllm" else 1,
-            rollout_max_running=config.sampling.max_running,
-        )
+        capabilities = runtime_capabilities(config, cluster)
     elif config.fleet.source == "simulated":
         capabilities = Capabilities()  # any shape, with the roles that a run has
     problem = Problem(
@@ -106,6 +103,22 @@ def problem_from_config(
 
     problem = replace(problem, calibration=kernels_of(calibration))
     return calibrated(problem, calibration) if planner.capabilities == "runtime" else problem
+
+
+def runtime_capabilities(config: Config, cluster: Cluster) -> Capabilities:
+    """What `hexctl up` can run: replicas of the configured engine, and a trainer of DP ranks of one device each whose parameters
+    are spread over them. Ranks on paced devices and CPUs share one host, so there is one unless the file asks for more."""
+    most = config.trainer.max_world
+    if most is None and any(k.paced or k.name == HOST_CPU for k in cluster.kinds.values()):
+        most = 1
+    return replace(
+        Capabilities.single_device_roles(),
+        rollout_max_tp=config.rollout.max_tp if config.rollout.engine == "vllm" else 1,
+        rollout_max_running=config.sampling.max_running,
+        train_max_devices=most,
+        train_mixed_dp=config.planner.mixed_ranks and most != 1,
+        trainer="replicated" if most == 1 else "fsdp",
+    )
 
 
 def workload_from_config(config: Config) -> Workload:

@@ -131,6 +131,33 @@ class AlgorithmSection(Section):
         return 0 if self.mode == "sync" else self.eta
 
 
+class TrainerSection(Section):
+    """How a training step is computed. Nothing here changes what is computed, rounding apart."""
+
+    max_world: int | None = Field(
+        None, ge=1, description="most devices the trainer gets; default: 1 on paced devices and CPUs, else no limit"
+    )
+    checkpoint_every_steps: int = Field(
+        1,
+        ge=1,
+        le=4,
+        description="steps between two checkpoints; after a crash those since the newest are made again from the ledger's batches",
+    )
+    meet_deadline: Seconds = Field(
+        180.0, validate_default=True, description="for all ranks to come up and find each other"
+    )
+    collective_deadline: Seconds = Field(
+        300.0, validate_default=True, description="of one exchange between ranks; a rank that is silent longer ends all"
+    )
+    activation_checkpointing: Literal["auto", "on", "off"] = Field(
+        "auto", description="compute layers again in the backward pass; auto: as many as memory asks for"
+    )
+    compile: Literal["auto", "on", "off"] = Field("auto", description="torch.compile; auto: on a GPU")
+    attention: Literal["auto", "varlen", "sdpa", "cudnn", "flex"] = Field(
+        "auto", description="kernel for packed samples; auto: varlen (flash attention) on a GPU that has it, else sdpa"
+    )
+
+
 class SamplingSection(Section):
     temperature: float = Field(1.0, gt=0)
     max_new_tokens: int = Field(16, ge=1)
@@ -290,18 +317,12 @@ class PlannerSection(Section):
     )
     mixed_ranks: bool = Field(
         False,
-        description="with unrestricted: the trainer's DP ranks may be of two kinds, with token shares by speed; no export can say so",
+        description="the trainer's DP ranks may be of two kinds, with token shares by speed; no export can say so",
     )
     solve_time: Seconds = Field(10.0, validate_default=True, description="seconds the planner process may take")
     calibration: Path | None = Field(
         None, description='file of `hexctl profile`; default: calibration.json in run.root if there; "none": none'
     )
-
-    @model_validator(mode="after")
-    def _runnable(self) -> "PlannerSection":
-        if self.mixed_ranks and self.capabilities == "runtime":
-            raise ValueError('planner.mixed_ranks needs planner.capabilities = "unrestricted": hexctl up cannot run it')
-        return self
 
 
 class ConsentSection(Section):
@@ -322,6 +343,7 @@ class Config(Section):
     model: ModelSection
     task: TaskSection | None = None
     algorithm: AlgorithmSection = AlgorithmSection()
+    trainer: TrainerSection = TrainerSection()
     sampling: SamplingSection = SamplingSection()
     rollout: RolloutSection = RolloutSection()
     weights: WeightsSection = WeightsSection()

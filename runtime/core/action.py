@@ -42,11 +42,13 @@ class StopReplica:
 
 @record
 class StartTrainer:
-    """Start a trainer on `devices` from the newest complete checkpoint."""
+    """Start a trainer on `devices`, a rank each, from the newest complete checkpoint. `shares`: of every batch's tokens, by
+    device; () for equal ones."""
 
     trainer: str
     epoch: int
     devices: tuple[str, ...]
+    shares: tuple[float, ...] = ()
 
     @property
     def id(self) -> str:

@@ -85,6 +85,11 @@ class TrainerSeen:
     age_s: float | None
     reason: str = ""
     work: Work | None = None
+    rank_pids: tuple[int | None, ...] = ()  # by device, where there are several; `pid` is the first rank's
+
+    def pid_on(self, device: str) -> int | None:
+        """The process that carries one of its devices."""
+        return self.rank_pids[self.devices.index(device)] if self.rank_pids else self.pid
 
 
 @record

@@ -21,7 +21,7 @@ from runtime.core.action import (
 from runtime.core.actual import Body
 from runtime.core.order import Mover, find_order
 from runtime.core.state import ClusterState
-from runtime.core.target import Wish, backoff_s, wishes
+from runtime.core.target import Wish, backoff_s, token_shares, wishes
 
 TRAINER = "t0"
 
@@ -67,7 +67,7 @@ def next_steps(actual: Sequence[Body], state: ClusterState, now_s: float, *, mos
 
     steps = [*_clear(leaving, state)]
     starts, bars = _starts(actual, open_wishes, state, now_s, most_starts)
-    again = [_start(b.unit, b.epoch, b.role, b.devices) for b in stays if b.phase == "ordered"]
+    again = [_start(b.unit, b.epoch, b.role, b.devices, state) for b in stays if b.phase == "ordered"]
     cleared = {s.id for s in steps}
     rest = [b for b in leaving if _stop(b).id not in cleared]
     leaves, later, waived = _leave(rest, stays, open_wishes, actual, may_waive=state.need is None)
@@ -98,9 +98,9 @@ def _can_move(state: ClusterState, wanted: Sequence[Wish]) -> bool:
     return goal is None or not any(state.excluded(d) for d in goal.devices)
 
 
-def _start(unit: str, epoch: int, role: str, devices: tuple[str, ...]) -> Step:
+def _start(unit: str, epoch: int, role: str, devices: tuple[str, ...], state: ClusterState) -> Step:
     if role == "train":
-        return StartTrainer(trainer=unit, epoch=epoch, devices=devices)
+        return StartTrainer(trainer=unit, epoch=epoch, devices=devices, shares=token_shares(state, devices))
     return StartReplica(replica=unit, epoch=epoch, devices=devices)
 
 
@@ -159,7 +159,7 @@ def _starts(
             unit = _unit_for(w, state, taken)
             taken.add(unit)
             known = state.units.get(unit)
-            steps.append(_start(unit, 1 if known is None else known.epoch + 1, w.role, w.devices))
+            steps.append(_start(unit, 1 if known is None else known.epoch + 1, w.role, w.devices, state))
             coming += 1
     return steps, tuple(bars)
 

@@ -32,6 +32,18 @@ def wishes(state: ClusterState) -> tuple[Wish, ...]:
     return tuple(out)
 
 
+def token_shares(state: ClusterState, devices: tuple[str, ...]) -> tuple[float, ...]:
+    """Shares of a batch's tokens that the plan in force gives a trainer's devices, one rank each; () for equal ones."""
+    train = None if state.plan is None else state.plan.plan.train
+    if train is None or train.devices != devices or len(train.stages) != 1:
+        return ()
+    stage = train.stages[0]
+    if not stage.token_shares or len(stage.token_shares) != len(devices):
+        return ()
+    by_device = dict(zip(stage.devices, stage.token_shares, strict=True))
+    return tuple(by_device[d] for d in devices)
+
+
 def _forbidden(state: ClusterState, placement: Placement) -> bool:
     if any(_gone(state, d) for d in placement.devices):
         return True

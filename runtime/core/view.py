@@ -13,7 +13,7 @@ from runtime.core.actual import Body, bodies
 from runtime.core.calibrating import Calibrating, Estimate, drift_of, factor_of, kind_estimates
 from runtime.core.event import UnitRole
 from runtime.core.limits import Limits, Rate
-from runtime.core.observation import DeviceSample, DeviceSeen, Observation, ReplicaSeen
+from runtime.core.observation import DeviceSample, DeviceSeen, Observation, ReplicaSeen, TrainerSeen
 from runtime.core.solved import SolvedPlan
 from runtime.core.state import ClusterState, DeviceBelief, OpenProposal, Unit
 from runtime.core.unit_belief import Seen, seen_units
@@ -248,7 +248,7 @@ def _device_row(d: DeviceBelief, src: Sources, overrides: tuple[Override, ...]) 
         usd_per_mtok=usd_per_mtok(price, tokens_per_s),
         running=None if replica is None else replica.running,
         slots=None if replica is None else replica.slots,
-        pid=None if unit is None else unit.pid,
+        pid=None if unit is None else unit.pid_on(d.id) if isinstance(unit, TrainerSeen) else unit.pid,
         cordoned=cordoned,
         pinned=None if pin is None else pin.role,
         age_s=None if seen is None else seen.age_s,

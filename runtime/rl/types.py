@@ -157,12 +157,14 @@ StepMetrics = Mapping[str, float]
 
 @record
 class Applied:
-    """The trainer's word that step `step` is in a complete checkpoint, with the metrics of `metrics.jsonl`."""
+    """The trainer's word that step `step` is made, with the metrics of `metrics.jsonl`. `checkpointed`: it is in a complete
+    checkpoint; if not it may have to be made again, from the same batch."""
 
     step: int
     ids_hash: str
     trainer_epoch: int
     metrics: StepMetrics
+    checkpointed: bool = True
 
 
 TrainOrder = Literal["train", "wait", "quiesce", "stop"]

@@ -19,6 +19,7 @@ from runtime.rl.types import (
     ExchangeRequest,
     Lease,
     NextBatch,
+    TrainBatch,
     TrainerHello,
     TrainerWelcome,
     WeightsRef,
@@ -133,14 +134,20 @@ class Desk:
     def ask(self, epoch: int = 1) -> NextBatch:
         return self.flow.next_batch("t", epoch)
 
-    def train(self, step: int, epoch: int = 1) -> None:
+    def train(self, step: int, epoch: int = 1, *, checkpointed: bool = True, lineage: int = 0) -> TrainBatch:
         answer = self.ask(epoch)
         assert answer.batch is not None, answer
         assert answer.batch.step == step
-        self.flow.applied(
-            Applied(step=step, ids_hash=answer.batch.ids_hash, trainer_epoch=epoch, metrics={"loss": 2.0})
+        applied = Applied(
+            step=step,
+            ids_hash=answer.batch.ids_hash,
+            trainer_epoch=epoch,
+            metrics={"loss": 2.0},
+            checkpointed=checkpointed,
         )
-        self.publish(step + 1, epoch=epoch)
+        self.flow.applied(applied)
+        self.publish(step + 1, epoch=epoch, lineage=lineage)
+        return answer.batch
 
 
 def piece(lease: Lease, tokens: Sequence[int], version: int, start: int | None = None, **changes: Any) -> Append:

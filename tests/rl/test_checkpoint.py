@@ -68,6 +68,13 @@ def test_three_are_kept_a_lineage(tmp_path):
     assert list_complete(tmp_path) == (mark(3), mark(4), mark(5), mark(0, lineage=1))
 
 
+def test_a_lineage_with_three_of_its_own_needs_no_earlier_one(tmp_path):
+    save(tmp_path, a_state(0))
+    for step in range(1, 4):
+        save(tmp_path, a_state(step, lineage=1))
+        assert (mark(0) in list_complete(tmp_path)) == (step < 3)
+
+
 def test_the_same_step_again_replaces_the_attempt(tmp_path):
     save(tmp_path, a_state(3))
     save(tmp_path, replace(a_state(3), ids_hash="other", params=a_state(9).params))

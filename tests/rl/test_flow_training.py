@@ -1,7 +1,9 @@
 """Flow and its trainer, call by call: reserve, apply, publish, settle."""
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -170,6 +172,53 @@ def test_checkpoints_ahead_of_the_ledger_are_left_behind_in_another_lineage(desk
     desk.publish(1, epoch=2, lineage=1)
     assert desk.exchange().weights == WeightsRef(lineage=1, version=1, path="w1", digest="d1.1")
     assert desk.exchange().leases != ()
+
+
+def test_steps_in_no_checkpoint_are_made_again_from_the_same_batches_and_counted_once(desk: Desk) -> None:
+    """A checkpoint every third step: a crash after two more leaves two to be made again."""
+    desk.start()
+    leases = desk.serve()
+    batches = []
+    for step in range(4):
+        desk.finish_all(leases, step)
+        batches.append(desk.train(step, checkpointed=step == 1))
+        leases = desk.serve()
+    before = desk.flow.status()
+    counted = trained_samples(desk)
+    assert counted == sum(len(b.samples) for b in batches)
+
+    welcome = desk.hello(2, (CheckpointMark(step=1, ids_hash=batches[1].ids_hash),))
+    assert (welcome.load_step, welcome.load_lineage, welcome.lineage) == (1, 0, 1)
+    assert desk.flow.status().steps_done == 2
+    desk.publish(2, epoch=2, lineage=1)
+    assert [desk.train(step, 2, lineage=1) for step in (2, 3)] == batches[2:]
+    after = desk.flow.status()
+    assert (after.trained_tokens, after.masked_tokens) == (before.trained_tokens, before.masked_tokens)
+    assert after.spans_two_versions_share == before.spans_two_versions_share
+    assert trained_samples(desk) == counted
+    whole_ = audit(desk.folder / "ledger.db")
+    assert whole_.faults == ()
+    assert whole_.balanced
+
+
+def trained_samples(desk: Desk) -> int:
+    """The run's count, as the ledger keeps it."""
+    with closing(sqlite3.connect(f"file:{desk.folder / 'ledger.db'}?mode=ro", uri=True)) as ledger:
+        return int(ledger.execute("SELECT value FROM counters WHERE name = 'trained_samples'").fetchone()[0])
+
+
+@pytest.mark.parametrize(("order", "state"), [("quiesce", "quiesced"), ("stop", "absent")])
+def test_a_trainer_with_steps_in_no_checkpoint_saves_before_it_is_called_gone(
+    desk: Desk, order: str, state: str
+) -> None:
+    desk.start()
+    desk.finish_all(desk.serve(), 0)
+    desk.train(0, checkpointed=False)
+    desk.flow.set_trainer_order(1, 1, order)
+    assert desk.ask().order == order
+    assert desk.flow.status().trainer_state == "training", "it saves"
+    assert desk.ask().order == order
+    assert desk.flow.status().trainer_state == state
 
 
 def test_quiesce_and_stop_come_at_a_step_boundary(desk: Desk) -> None:

@@ -137,13 +137,13 @@ def test_micro_batches_do_not_matter(tmp_path, dtype, tolerance):
 
 def test_pieces_respect_the_limit_and_hold_every_trained_token_once():
     batch = a_batch(groups=5, masked=0.3)
-    pieces = list(micro_batches(batch, max_tokens=40, dtype=torch.float64, device=torch.device("cpu")))
+    pieces = micro_batches(batch, max_tokens=40, dtype=torch.float64, device=torch.device("cpu"))
     assert len(pieces) > 1
-    assert all(p.tokens.numel() <= 40 for p in pieces)
+    assert all(p.row.tokens.numel() <= 40 for p in pieces)
     assert sum(len(p.targets) for p in pieces) == sum(1 for s in batch.samples for w in s.weights if w)
     for p in pieces:
         # The target is the token right behind the position that predicts it.
-        assert torch.equal(p.tokens[p.rows, p.columns + 1], p.targets)
+        assert torch.equal(p.row.tokens[p.index + 1], p.targets)
 
 
 def test_order_of_the_samples_does_not_matter(tmp_path):

@@ -262,6 +262,40 @@ def test_a_refusal_is_an_answer(tmp_path, error):
     assert flow.calls.count("next_batch") == 1
 
 
+def test_a_checkpoint_every_third_step_and_one_before_it_leaves(tmp_path):
+    whole, said = [], []
+
+    def look(call: str) -> None:
+        if call == "next_batch":
+            whole.append([m.step for m in a_trainer(tmp_path).complete_checkpoints()])
+
+    class Hears(Flow):
+        def applied(self, applied: Applied) -> None:
+            said.append(applied.checkpointed)
+            super().applied(applied)
+
+    flow = Hears(limit=5)
+    flow.fault = look
+    a_loop(tmp_path, flow, checkpoint_every=3).run()
+    assert said == [False, False, True, False, False]
+    assert whole == [[], [], [], [2], [2], [2]]
+    assert [m.step for m in a_trainer(tmp_path).complete_checkpoints()] == [2, 4], "the last one as it left"
+
+    asked = []
+    again = Flow(limit=7)
+    again.done = 5
+
+    def quiesce(call: str) -> None:
+        if call == "next_batch" and again.done == 7:
+            asked.append([m.step for m in a_trainer(tmp_path).complete_checkpoints()])
+            if len(asked) == 1:
+                again.orders.append(NextBatch(order="quiesce"))
+
+    again.fault = quiesce
+    a_loop(tmp_path, again, checkpoint_every=3).run()
+    assert asked == [[2, 4, 5], [4, 5, 6]]
+
+
 def test_orders(tmp_path):
     flow, phases = Flow(limit=1), []
     flow.orders.extend(

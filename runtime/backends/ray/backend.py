@@ -129,7 +129,7 @@ class RayBackend:
 
     def _processes(self, bodies: tuple[BodySeen, ...]) -> dict[str, int]:
         """Name of each process of the run -> pid."""
-        found = {b.level.name: b.level.pid for b in bodies if b.level is not None and b.dead() is None}
+        found = {a.name: a.pid for b in bodies if b.dead() is None for a in b.levels if a is not None}
         for name, answer in self._observer.services().items():
             if isinstance(answer.value, ActorLevel) and answer.state == "answered":
                 found[name] = answer.value.pid

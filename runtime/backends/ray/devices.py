@@ -46,7 +46,14 @@ class DeviceView:
         processes: dict[int, ProcessReading],
         age_s: float | None,
     ) -> DeviceSeen:
-        process = processes.get(carrier.pid) if carrier is not None and carrier.pid is not None else None
+        pid = (
+            carrier.pid_on(device.id)
+            if isinstance(carrier, TrainerSeen)
+            else carrier.pid
+            if carrier is not None
+            else None
+        )
+        process = processes.get(pid) if pid is not None else None
         lag = carrier.host_lag_share if carrier is not None else None
         share = process.cpu_share if process is not None else None
         kind = self._cluster.kinds[device.kind]

@@ -136,7 +136,7 @@ class Executor:
                 self._start(body, step.devices)
             case StartTrainer():
                 body = BodyName(role="trainer", id=step.trainer, epoch=step.epoch)
-                self._start(body, step.devices)
+                self._start(body, step.devices, step.shares)
             case DrainReplica():
                 self._ask("set_order", epoch, step.replica, step.epoch, "drain")
             case QuiesceTrainer():
@@ -164,15 +164,15 @@ class Executor:
                     raise
                 pause.wait(0.25)
 
-    def _start(self, body: BodyName, devices: tuple[str, ...]) -> None:
+    def _start(self, body: BodyName, devices: tuple[str, ...], shares: tuple[float, ...] = ()) -> None:
         with self._lock:
             if (note := self._notes.get(body)) is not None and note.reason:
                 return  # it failed; stop it and start another epoch
             self._notes[body] = BodyNote(devices=devices, starting=True)
         reason = ""
         try:
-            if self._world.find(names.actor_name(body)) is None:
-                self._place(body, devices)
+            if any(self._world.find(name) is None for name in names.rank_names(body, devices)):
+                self._place(body, devices, shares)
         except RefusedError:
             reason = "flow refuses this daemon"
             raise
@@ -183,14 +183,14 @@ class Executor:
             with self._lock:
                 self._notes[body] = BodyNote(devices=devices, starting=False, reason=reason, settled_s=time.monotonic())
 
-    def _place(self, body: BodyName, devices: tuple[str, ...]) -> None:
+    def _place(self, body: BodyName, devices: tuple[str, ...], shares: tuple[float, ...]) -> None:
         blocked = [why for d in devices if (why := self._quarantined(d))]
         if blocked:
             raise RunError("device is in quarantine", got="; ".join(blocked))
         if body.role == "replica":
             self._ask("expect_replica", self._world.daemon_epoch, body.id, body.epoch)
         group = ensure_group(self._world, body, devices, deadline_s=PLACE_S)
-        start_body(self._world, body, group, devices)
+        start_body(self._world, body, group, devices, shares)
 
     def _quarantined(self, device: str) -> str:
         """Why a device must not be used; asks again whether its memory has come back."""

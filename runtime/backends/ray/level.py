@@ -11,6 +11,7 @@ from runtime.backends.ray.names import BodyName
 from runtime.core.observation import ReplicaPhase, ReplicaSeen, TrainerPhase, TrainerSeen, Work
 from runtime.rl.types import EngineStats, FlowStatus, ReplicaStatus
 
+LOST_OTHERS = "lost the others"  # a rank that ended since another one did
 FRESH_S = 3.0  # a body that was heard of within this time is not unknown
 
 
@@ -23,25 +24,44 @@ class BodySeen:
     ping: Answer  # value: ActorLevel
     missing: bool = False  # its placement group exists, its actor does not
     note: BodyNote | None = None
+    others: tuple[Answer, ...] = ()  # pings of a trainer's ranks 1, 2, ...
 
     @property
     def level(self) -> ActorLevel | None:
         """What the actor last said of itself."""
-        return self.ping.value if isinstance(self.ping.value, ActorLevel) else None
+        return _level(self.ping)
+
+    @property
+    def levels(self) -> tuple[ActorLevel | None, ...]:
+        """What every actor of the body last said of itself."""
+        return tuple(_level(p) for p in (self.ping, *self.others))
 
     def dead(self) -> str | None:
-        """Why it is dead, in words; None when it is not known to be."""
+        """Why it is dead, in words; None when it is not known to be. A trainer is dead with any of its ranks; the reason is of
+        the rank that went first, where that can be told from the others' loss of it."""
         if self.note is not None and self.note.reason:
             return self.note.reason
-        if self.ping.state == "dead":
-            return self.ping.reason or "Ray says it is dead"
-        if self.ping.state == "failed" and self.level is None:
-            return self.ping.reason
-        if self.level is not None and self.level.phase == "failed":
-            return self.level.reason
+        found = [(r, why) for r, p in enumerate((self.ping, *self.others)) if (why := _dead(p)) is not None]
+        if found:
+            rank, why = min(found, key=lambda f: (LOST_OTHERS in f[1], f[0]))
+            return f"rank {rank}: {why}" if self.others else why
         if self.missing and not (self.note is not None and self.note.starting):
             return "its process is gone"
         return None
+
+
+def _level(ping: Answer) -> ActorLevel | None:
+    return ping.value if isinstance(ping.value, ActorLevel) else None
+
+
+def _dead(ping: Answer) -> str | None:
+    """Why one actor is dead."""
+    level = _level(ping)
+    if ping.state == "dead":
+        return ping.reason or "Ray says it is dead"
+    if ping.state == "failed" and level is None:
+        return ping.reason
+    return level.reason if level is not None and level.phase == "failed" else None
 
 
 def replica_level(seen: BodySeen, flow: FlowStatus | None, flow_age_s: float | None, now_s: float) -> ReplicaSeen:
@@ -102,8 +122,9 @@ def _replica_phase(
 
 
 def _silent(seen: BodySeen, now_s: float) -> bool:
-    heard = age(seen.ping, now_s)
-    return heard is None or heard > FRESH_S
+    """Whether an actor of the body has not been heard of for a while."""
+    heard = [age(p, now_s) for p in (seen.ping, *seen.others)]
+    return any(h is None or h > FRESH_S for h in heard)
 
 
 def trainer_level(
@@ -136,4 +157,5 @@ def trainer_level(
         age_s=None if mine is None or mine.trainer_age_s is None else mine.trainer_age_s + (flow_age_s or 0.0),
         reason=why or "",
         work=level.gauge.work if level is not None else None,
+        rank_pids=tuple(None if a is None else a.pid for a in seen.levels) if seen.others else (),
     )

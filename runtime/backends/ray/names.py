@@ -6,6 +6,7 @@ in Ray's own table, also the one whose actor is dead.
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 from planner.record import record
@@ -43,6 +44,14 @@ def resource(device_id: str) -> str:
 def actor_name(body: BodyName) -> str:
     """Name of the body's actor: `replica-<id>-<epoch>` or `trainer-<epoch>`."""
     return f"trainer-{body.epoch}" if body.role == "trainer" else f"replica-{body.id}-{body.epoch}"
+
+
+def rank_names(body: BodyName, devices: Sequence[str]) -> tuple[str, ...]:
+    """Names of all actors of a body, first the one that speaks for it. A trainer has one a device, in the devices' order:
+    `trainer-<epoch>`, `trainer-<epoch>-rank1`, ..."""
+    first = actor_name(body)
+    others = range(1, len(devices)) if body.role == "trainer" else ()
+    return (first, *(f"{first}-rank{r}" for r in others))
 
 
 def group_name(run_id: str, body: BodyName) -> str:

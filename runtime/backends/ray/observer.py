@@ -83,7 +83,7 @@ class Observer:
         self._lock = threading.Lock()
         self._table: Table | None = None
         self._table_problem = ""
-        self._pings: dict[BodyName, Question] = {}
+        self._pings: dict[str, Question] = {}  # by actor
         self._flow = Service(names.FLOW, world, start_flow)
         self._rewards = Service(names.REWARDS, world, start_rewards)
         self._status = Question(world.ray, self.flow, "status", every_s=FLOW_EVERY_S)
@@ -131,20 +131,22 @@ class Observer:
     def bodies(self, notes: dict[BodyName, BodyNote]) -> tuple[BodySeen, ...]:
         """Every body that exists, is being started or failed to start."""
         with self._lock:
-            table, pings = self._table, {b: q.answer for b, q in self._pings.items()}
+            table, pings = self._table, {name: q.answer for name, q in self._pings.items()}
         seen: dict[BodyName, BodySeen] = {}
         if table is not None:
             for body, devices in table.groups.items():
                 note = notes.get(body)
-                known = names.actor_name(body) in table.actors
+                actors = names.rank_names(body, devices)
+                unknown = [a for a in actors if a not in table.actors and a not in pings]
                 # A reading from before the start ended says nothing of the actor.
                 fresh = note is None or (not note.starting and table.read_s > note.settled_s)
                 seen[body] = BodySeen(
                     body=body,
                     devices=devices,
-                    ping=pings.get(body, Answer(state="never")),
-                    missing=not known and fresh and body not in pings,
+                    ping=pings.get(actors[0], Answer(state="never")),
+                    missing=bool(unknown) and fresh,
                     note=note,
+                    others=tuple(pings.get(a, Answer(state="never")) for a in actors[1:]),
                 )
         for body, note in notes.items():
             if body not in seen and (note.starting or note.reason or table is None or table.read_s <= note.settled_s):
@@ -172,14 +174,14 @@ class Observer:
             self._stop.wait(TABLE_EVERY_S)
 
     def _adopt(self, table: Table) -> None:
-        """A question for every body with an actor; none for bodies that are gone."""
+        """A question for every actor of a body; none for bodies that are gone."""
+        wanted = {name for body, devices in table.groups.items() for name in names.rank_names(body, devices)}
         new = {}
-        for body in table.groups:
-            name = names.actor_name(body)
-            if body not in self._pings and name in table.actors and (handle := self._world.find(name)) is not None:
-                new[body] = Question(self._world.ray, handle, "ping", every_s=PING_EVERY_S)
+        for name in wanted & table.actors - self._pings.keys():
+            if (handle := self._world.find(name)) is not None:
+                new[name] = Question(self._world.ray, handle, "ping", every_s=PING_EVERY_S)
         with self._lock:
-            kept = {b: q for b, q in self._pings.items() if b in table.groups}
+            kept = {name: q for name, q in self._pings.items() if name in wanted}
             self._pings = kept | new
 
     def _ask_actors(self) -> None:

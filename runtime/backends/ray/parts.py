@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runtime.backends.ray.actors.host import Ready, set_threads
-from runtime.backends.ray.actors.identity import Gauge, Identity
+from runtime.backends.ray.actors.identity import Gauge, Identity, Ranks
 from runtime.backends.ray.actors.ports import RayFlowClient, RayTrainerFlow
+from runtime.backends.ray.world import is_gpu
 from runtime.config.schema import Config
 from runtime.core.observation import Work
 from runtime.errors import ConfigError
@@ -20,7 +21,8 @@ from runtime.rl.types import RunLimits
 if TYPE_CHECKING:
     from runtime.rl.protocols import RolloutEngine
     from runtime.rl.rollout import ReplicaLevel
-    from runtime.rl.train.loop import TrainerLevel
+    from runtime.rl.train.gang import GangSpec
+    from runtime.rl.train.loop import Pace, TrainerLevel, TrainerWork
 
 
 def pacing_of(me: Identity, config: Config) -> KindPacing | None:
@@ -105,16 +107,35 @@ def _replica_gauge(level: "ReplicaLevel") -> Gauge:
 
 
 def trainer(me: Identity, config: Config, paths: RunPaths, ready: Ready) -> str:
-    """A torch trainer against flow, until flow says stop."""
+    """A torch trainer against flow, until flow says stop; or one of its ranks, until rank 0 says so."""
     set_threads(me.torch_threads)
     from runtime.rl.train.factory import build_trainer
-    from runtime.rl.train.loop import Pace, TrainerLoop
+
+    if me.ranks is None:
+        return _lead(me, config, paths, build_trainer(config, paths, device=device_of(me)), ready)
+    import torch
+
+    from runtime.rl.train.gang import Gang
+    from runtime.rl.train.ranks import Leader, follow
+
+    gang = Gang(gang_spec(me, me.ranks, config, paths), torch.device(device_of(me)))
+    with contextlib.closing(gang):
+        made = build_trainer(config, paths, gang=gang)
+        if me.ranks.rank:
+            ready()
+            return follow(made, gang)
+        leader = Leader(made, gang)
+        how = _lead(me, config, paths, leader, ready)
+        leader.close()
+        return how
+
+
+def _lead(me: Identity, config: Config, paths: RunPaths, work: "TrainerWork", ready: Ready) -> str:
+    from runtime.rl.train.loop import TrainerLoop
     from runtime.rl.weights.open import open_direct
 
-    pacing = pacing_of(me, config)
-    pace = Pace(pacer=Pacer(threading.Event().wait), step_s=pacing.training_s) if pacing is not None else None
     loop = TrainerLoop(
-        build_trainer(config, paths, device=device_of(me)),
+        work,
         RayTrainerFlow(me.run),
         name=me.id,
         epoch=me.epoch,
@@ -123,7 +144,8 @@ def trainer(me: Identity, config: Config, paths: RunPaths, ready: Ready) -> str:
             config, paths.weights, device=device_of(me), device_kind=me.kind, epoch=me.epoch, host=_own_address()
         ),
         eta=config.algorithm.bound,
-        pace=pace,
+        checkpoint_every=config.trainer.checkpoint_every_steps,
+        pace=_pace(me, config),
         on_ready=lambda: ready(lambda: _trainer_gauge(loop.level())),
     )
     return loop.run()
@@ -135,6 +157,44 @@ def _own_address() -> str:
 
     address: str = ray.util.get_node_ip_address()
     return address
+
+
+def gang_spec(me: Identity, ranks: Ranks, config: Config, paths: RunPaths) -> "GangSpec":
+    """Where and how long the ranks of this epoch meet. ConfigError for ranks on GPUs and CPUs together."""
+    from ray.util import get_node_ip_address
+
+    from runtime.rl.train.gang import GangSpec
+    from runtime.rl.train.meeting import Meeting
+
+    gpus = [d for d in ranks.devices if is_gpu(d)]
+    if gpus and len(gpus) < len(ranks.devices):
+        raise ConfigError("a trainer's ranks are on GPUs and CPUs", got=", ".join(ranks.devices), expected="one sort")
+    meeting = Meeting(
+        file=paths.folder / "ranks" / f"{me.id}-{me.epoch}.json",
+        host=get_node_ip_address(),
+        deadline_s=config.trainer.meet_deadline,
+        names=ranks.devices,
+    )
+    return GangSpec(
+        rank=ranks.rank, shares=ranks.shares, meeting=meeting, collective_s=config.trainer.collective_deadline
+    )
+
+
+def _pace(me: Identity, config: Config) -> "Pace | None":
+    """The declared speed of a paced trainer: of several ranks, of the one that takes longest for its share."""
+    from runtime.rl.train.loop import Pace
+
+    mine = pacing_of(me, config)
+    if mine is None or config.fleet.pacing is None:
+        return None
+    if me.ranks is None:
+        return Pace(pacer=Pacer(threading.Event().wait), step_s=mine.training_s)
+    speeds, where = load_pacing(config.fleet.pacing), str(config.fleet.pacing)
+    ranks = [(speeds.kind(k, where=where), s) for k, s in zip(me.ranks.kinds, me.ranks.shares, strict=True)]
+    return Pace(
+        pacer=Pacer(threading.Event().wait),
+        step_s=lambda tokens: max(kind.training_s(round(share * tokens)) for kind, share in ranks),
+    )
 
 
 def _trainer_gauge(level: "TrainerLevel") -> Gauge:

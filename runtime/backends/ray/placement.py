@@ -29,7 +29,9 @@ def groups(world: World) -> tuple[GroupSeen, ...]:
         body = names.parse_group(world.run_id, row["name"])
         if body is None or row["state"] == "REMOVED":
             continue
-        bundle = tuple(sorted(r for b in row["bundles"].values() for r in b))
+        # By bundle, so that a trainer's devices keep the order of its ranks.
+        by_bundle = (row["bundles"][i] for i in sorted(row["bundles"], key=int))
+        bundle = tuple(r for b in by_bundle for r in sorted(b))
         devices = tuple(
             by_resource.get(r, r.removeprefix(names.RESOURCE_PREFIX))
             for r in bundle
@@ -46,7 +48,9 @@ def ensure_group(world: World, body: BodyName, devices: tuple[str, ...], *, dead
     name = names.group_name(world.run_id, body)
     group = _find(name)
     if group is None:
-        group = placement_group([world.bundle(devices)], strategy="STRICT_PACK", name=name, lifetime="detached")
+        nodes = {d.node for d in world.cluster.devices if d.id in devices}
+        strategy = "STRICT_PACK" if len(nodes) == 1 else "PACK"
+        group = placement_group(world.bundles(body, devices), strategy=strategy, name=name, lifetime="detached")
     if group.wait(deadline_s):
         return group
     missing = _missing(world, body, devices)

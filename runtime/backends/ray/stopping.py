@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 
 from runtime.backends.ray import names
-from runtime.backends.ray.actors.marks import drop_mark, read_mark
+from runtime.backends.ray.actors.marks import drop_mark, mark_names, read_mark
 from runtime.backends.ray.names import BodyName
 from runtime.backends.ray.placement import groups
 from runtime.backends.ray.procs import end, group_members
@@ -16,26 +16,27 @@ from runtime.runs import ProcessMark
 
 
 def end_actor(world: World, body: BodyName) -> tuple[str, ...]:
-    """Kill the body's actor and everything in its process group; returns the devices of its placement group.
+    """Kill the body's actors and everything in their process groups; returns the devices of its placement group.
 
     RunError when a process does not end even by KILL (it hangs in the kernel): its devices stay taken.
     """
-    name = names.actor_name(body)
     devices = next((g.devices for g in groups(world) if g.body == body), ())
-    found = read_mark(world.paths, name)
-    handle = world.find(name)
-    if handle is not None:
-        with contextlib.suppress(world.ray.exceptions.RayError):
-            world.ray.kill(handle, no_restart=True)
-    if found is not None:
-        left = end(_group(found.group, found.process), term_s=0.0)
-        if left:
-            raise RunError(
-                f"{body.role} {body.id} does not end",
-                got=f"pid {', '.join(str(m.pid) for m in left)}",
-                hint="it hangs in the kernel",
-            )
-    drop_mark(world.paths, name)
+    marked = mark_names(world.paths, names.actor_name(body))
+    actors = dict.fromkeys((*names.rank_names(body, devices), *marked))
+    found = [m for name in actors if (m := read_mark(world.paths, name)) is not None]
+    for name in actors:
+        if (handle := world.find(name)) is not None:
+            with contextlib.suppress(world.ray.exceptions.RayError):
+                world.ray.kill(handle, no_restart=True)
+    left = end(tuple(m for f in found for m in _group(f.group, f.process)), term_s=0.0)
+    if left:
+        raise RunError(
+            f"{body.role} {body.id} does not end",
+            got=f"pid {', '.join(str(m.pid) for m in left)}",
+            hint="it hangs in the kernel",
+        )
+    for name in actors:
+        drop_mark(world.paths, name)
     return devices
 
 

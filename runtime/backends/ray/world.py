@@ -7,7 +7,7 @@ from planner.record import record
 from runtime.backends.ray import names
 from runtime.backends.ray.actors.body import BodyActor
 from runtime.backends.ray.actors.flow import FlowActor
-from runtime.backends.ray.actors.identity import Identity, Parts
+from runtime.backends.ray.actors.identity import Identity, Parts, Ranks
 from runtime.backends.ray.actors.rewards import RewardActor
 from runtime.backends.ray.names import BodyName
 from runtime.config.schema import Config
@@ -41,7 +41,9 @@ class World:
         """Whether a device is a real GPU (its id is NVML's UUID)."""
         return is_gpu(device_id)
 
-    def identity(self, name: str, id_: str, epoch: int, devices: tuple[str, ...] = ()) -> Identity:
+    def identity(
+        self, name: str, id_: str, epoch: int, devices: tuple[str, ...] = (), ranks: Ranks | None = None
+    ) -> Identity:
         """Identity of a new actor."""
         gpus = tuple(d for d in devices if is_gpu(d))
         kinds = [self.cluster.kind_of(d) for d in devices]
@@ -59,11 +61,18 @@ class World:
             paced=paced,
             gpus=gpus,
             import_path=self.import_path,
-            torch_threads=_threads(name, gpu=bool(gpus), paced=paced),
+            torch_threads=_threads(name, gpu=bool(gpus), paced=paced or ranks is not None),
+            ranks=ranks,
         )
 
+    def bundles(self, body: BodyName, devices: tuple[str, ...]) -> list[dict[str, float]]:
+        """Bundles of a body's placement group: one for a replica, one a rank for a trainer."""
+        if body.role == "trainer":
+            return [self.bundle((d,)) for d in devices]
+        return [self.bundle(devices)]
+
     def bundle(self, devices: tuple[str, ...]) -> dict[str, float]:
-        """Resources of a placement group on `devices` (one node)."""
+        """Resources of one actor on `devices` (one node)."""
         bundle = {names.resource(d): 1.0 for d in devices}
         if gpus := sum(is_gpu(d) for d in devices):
             bundle["GPU"] = float(gpus)
@@ -115,14 +124,31 @@ def _service(world: World, actor: type, name: str, restarts: int, *parts: Any) -
     )
 
 
-def start_body(world: World, body: BodyName, group: Any, devices: tuple[str, ...]) -> Any:
-    """The actor of a replica or trainer in its placement group, found or made."""
+def start_body(
+    world: World, body: BodyName, group: Any, devices: tuple[str, ...], shares: tuple[float, ...] = ()
+) -> None:
+    """The actors of a replica or trainer in its placement group, found or made: a trainer's are one a device."""
+    known = names.rank_names(body, devices)
+    if len(known) == 1:
+        me = world.identity(known[0], body.id, body.epoch, devices)
+        _start_actor(world, body, me, group, 0)
+        return
+    for rank, (name, device) in enumerate(zip(known, devices, strict=True)):
+        ranks = Ranks(
+            rank=rank,
+            devices=devices,
+            kinds=tuple(world.cluster.kind_of(d).name for d in devices),
+            shares=shares or (1 / len(devices),) * len(devices),
+        )
+        _start_actor(world, body, world.identity(name, body.id, body.epoch, (device,), ranks), group, rank)
+
+
+def _start_actor(world: World, body: BodyName, me: Identity, group: Any, index: int) -> None:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    me = world.identity(names.actor_name(body), body.id, body.epoch, devices)
     build = world.parts.replica if body.role == "replica" else world.parts.trainer
-    bundle = world.bundle(devices)
-    return (
+    bundle = world.bundle(me.devices)
+    (
         world.ray.remote(BodyActor)
         .options(
             name=me.name,
@@ -135,7 +161,9 @@ def start_body(world: World, body: BodyName, group: Any, devices: tuple[str, ...
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=4,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=index
+            ),
         )
         .remote(me, build, world.config, world.paths)
     )

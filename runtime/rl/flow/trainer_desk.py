@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from planner.record import record
 from runtime.errors import RefusedError
 from runtime.policy.staleness import GroupView, ages
-from runtime.rl.flow.figures import StepFigures
+from runtime.rl.flow.figures import StepFigures, decode_figures
 from runtime.rl.flow.state import FlowState
 from runtime.rl.ledger import KEEP_STEPS, GroupRow, StepRow, Trajectory
 from runtime.rl.train.advantage import group_advantages
@@ -43,6 +43,7 @@ class TrainerDesk:
     def __init__(self, state: FlowState) -> None:
         self._state = state
         self._batch: TrainBatch | None = None
+        self._unsaved = False  # steps applied since the newest checkpoint
         self._orders = _orders_of(state.ledger.book.meta.get("trainer_order"))
         epoch = state.ledger.book.meta.get("trainer_epoch")
         self.epoch: int | None = None if epoch is None else int(epoch)
@@ -73,8 +74,9 @@ class TrainerDesk:
         start = 0 if load is None else load.step + 1
         ahead = any(m.lineage == ledger.lineage and m.step >= ledger.book.applied for m in marks)
         if start < ledger.book.applied or ahead:
+            self._uncount(start)
             ledger.fork(start)
-        self._batch = None
+        self._batch, self._unsaved = None, False
         self._enter("waiting")
         return TrainerWelcome(
             load_step=None if load is None else load.step,
@@ -87,12 +89,12 @@ class TrainerDesk:
         """A reserved batch (the same again until it is applied), or why there is none."""
         self._check(epoch)
         order: TrainOrder = self._orders.get(epoch, "train")
-        if self._state.closing or self._state.limit_reached or order == "stop":
-            self._enter("absent")
-            return NextBatch(order="stop")
-        if order == "quiesce":
-            self._enter("quiesced")
-            return NextBatch(order="quiesce")
+        saves, leaving = self._unsaved, self._state.closing or self._state.limit_reached or order == "stop"
+        if leaving or order == "quiesce":
+            # What is in no checkpoint yet is saved first; then the trainer asks again, or is gone.
+            self._unsaved = False
+            self._enter("training" if saves else "absent" if leaving else "quiesced")
+            return NextBatch(order="stop" if leaving else "quiesce")
         row = self._reserved() or self._reserve()
         if row is None:
             self._enter("waiting")
@@ -115,6 +117,7 @@ class TrainerDesk:
             raise RefusedError(f"step {applied.step} is not reserved", got=applied.step, expected=str(self._state.step))
         self._same_batch(row, applied.ids_hash)
         result = self._apply(row, applied.metrics)
+        self._unsaved = not applied.checkpointed
         self._enter("training")  # publishing
         return result
 
@@ -150,6 +153,14 @@ class TrainerDesk:
             self._enter("absent", seen=False)
 
     # Private
+
+    def _uncount(self, start: int) -> None:
+        """Steps from `start` on are made again: take back what they added to the run's figures."""
+        ledger = self._state.ledger
+        again = [decode_figures(s.figures) for s in ledger.step_rows(KEEP_STEPS + 1) if s.step >= start]
+        with ledger.transaction():
+            ledger.count("trained_samples", -sum(f.samples for f in again))
+            ledger.count("two_versions", -sum(f.two_versions for f in again))
 
     def _check(self, epoch: int) -> None:
         if self.epoch is not None and epoch < self.epoch:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from runtime.rl.model.cache import KVCache
 from runtime.rl.model.config import SCALE_LOGITS_KEY, DecoderConfig
+from runtime.rl.model.packed import LayerPass, PackedPass, rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [B,Q,T,D], k [B,K,T,D], v [B,K,T,D]) -> [B,Q,T,D]."""
@@ -101,7 +102,9 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_eps, dtype=dtype)
         self.mlp = MLP(config, dtype)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend | LayerPass) -> Tensor:
+        if isinstance(attend, LayerPass):
+            return attend.through(self, x, cos, sin)
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
@@ -129,11 +132,15 @@ class Decoder(nn.Module):
         # Not a buffer: a cast of the module to bfloat16 must not round the frequencies. Made at first use, where used.
         self._frequencies: Tensor | None = None
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, packed: PackedPass | None = None) -> Any:
         """Logits [B,T,V] of right-padded tokens [B,T]: causal, so padding never reaches the positions before it.
 
-        `positions` [B,T] default to 0..T-1.
+        `positions` [B,T] default to 0..T-1. With `packed`, tokens [T] are those of its row and the result is that of its
+        head: everything that needs parameters happens in here, where a sharded module has them whole.
         """
+        if packed is not None:
+            hidden = self._run_packed(tokens, packed)
+            return packed.head(hidden, self._head_weight, self.config.logit_scale)
         return self.head(self.hidden_states(tokens, positions))
 
     def hidden_states(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -142,9 +149,12 @@ class Decoder(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [...,V] of states [...,H], scaled as the config says."""
-        weight = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
-        logits = F.linear(hidden, weight)
+        logits = F.linear(hidden, self._head_weight)
         return logits * self.config.logit_scale if self.config.scale_logits else logits
+
+    @property
+    def _head_weight(self) -> nn.Parameter:
+        return self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
 
     def prefill(self, tokens: Tensor, cache: KVCache, first_row: int) -> None:
         """Fill cache rows `first_row`.. with the keys and values of right-padded tokens [B,T].
@@ -184,6 +194,17 @@ class Decoder(nn.Module):
         out: Tensor = self.model.norm(x)
         return out
 
+    def _run_packed(self, tokens: Tensor, packed: PackedPass) -> Tensor:
+        """Final normed states [N,H] of the wanted places."""
+        x = self.model.embed_tokens(tokens)
+        cos, sin = (a[0, 0, :, None] for a in self._rotation(packed.row.positions[None], x.dtype))
+        mix = packed.attention.prepare(packed.row)
+        ways = {again: LayerPass(mix=mix, halves=packed.halves, recompute=again) for again in (False, True)}
+        for i, layer in enumerate(self.model.layers):
+            x = layer(x, cos, sin, ways[i < packed.recomputed])
+        out: Tensor = self.model.norm(x.index_select(0, packed.wanted))
+        return out
+
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [B,1,T,D/2] of the angles at positions [B,T], computed in float64, then rounded."""
         frequencies = self._frequencies
@@ -202,16 +223,10 @@ class Decoder(nn.Module):
         state = {name: tensor.detach() for name, tensor in self.state_dict().items()}
         config = self.config.to_hf(dtype=str(self.model.norm.weight.dtype).removeprefix("torch."))
         if self.config.scale_logits:
-            head = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
+            head = self._head_weight
             state["lm_head.weight"] = (head.detach().double() * self.config.logit_scale).to(head.dtype)
             config = {k: v for k, v in config.items() if k != SCALE_LOGITS_KEY} | {"tie_word_embeddings": False}
         return config, state
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding: element i of the first half turns with element i of the second."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
 def _causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

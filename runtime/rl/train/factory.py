@@ -6,11 +6,14 @@ from runtime.config.schema import Config
 from runtime.errors import ConfigError
 from runtime.paths import RunPaths
 from runtime.rl.model import DTYPES, Decoder, build_seeded, load_config, load_pretrained
+from runtime.rl.train.gang import Gang
 from runtime.rl.train.trainer import TorchTrainer
 
 
-def build_trainer(config: Config, paths: RunPaths, *, device: torch.device | str = "cpu") -> TorchTrainer:
-    """A trainer at version 0. Paths of `config` must be resolved.
+def build_trainer(
+    config: Config, paths: RunPaths, *, device: torch.device | str = "cpu", gang: Gang | None = None
+) -> TorchTrainer:
+    """A trainer at version 0, or this process's rank of one. Paths of `config` must be resolved.
 
     Raises ConfigError for a model that cannot be trained here (planning shapes, missing files).
     """
@@ -18,6 +21,7 @@ def build_trainer(config: Config, paths: RunPaths, *, device: torch.device | str
     return TorchTrainer(
         build_model(config),
         algorithm=config.algorithm,
+        compute=config.trainer,
         temperature=config.sampling.temperature,
         checkpoints=paths.checkpoints,
         weights=paths.weights,
@@ -25,6 +29,7 @@ def build_trainer(config: Config, paths: RunPaths, *, device: torch.device | str
         full_every=config.weights.full_every,
         device=device,
         seed=config.run.seed,
+        gang=gang,
     )
 
 

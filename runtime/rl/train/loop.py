@@ -1,7 +1,8 @@
 """The life of a trainer: ask flow for a batch, train, checkpoint, say so, publish.
 
 Order of a step: RESERVE(k, ids) by flow -> compute -> checkpoint(k) whose manifest holds the ids' hash -> APPLIED(k) ->
-publish. Killed between any two, the next trainer's hello lets flow settle or repeat exactly this step.
+publish. Killed between any two, the next trainer's hello lets flow settle or repeat exactly this step. With a checkpoint every
+n steps, the steps in none are made again too, from the same batches and in a new lineage; one that is asked to leave saves first.
 """
 
 import os
@@ -38,6 +39,8 @@ class TrainerWork(WeightsSource, Protocol):
     def save_checkpoint(self, ids_hash: str) -> str: ...
 
     def publish(self) -> WeightsRef: ...
+
+    def idle(self) -> None: ...
 
 
 class StepPacer(Protocol):
@@ -92,22 +95,25 @@ class TrainerLoop:
         weights: Path | None = None,
         direct: DirectPublisher | None = None,
         eta: int = 0,
+        checkpoint_every: int = 1,
         pace: Pace | None = None,
         timing: RetryTiming | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_ready: Callable[[], None] | None = None,
     ) -> None:
         """`weights`: where generations older than version - eta - 2 are removed after each publication.
-        `direct`: sends weights straight to engines; without it they go by disk alone.
-        `on_ready` is called once, when the first weights are published."""
+        `direct`: sends weights straight to engines; without it they go by disk alone. `checkpoint_every`: steps between two
+        checkpoints. `on_ready` is called once, when the first weights are published."""
         self._trainer, self._flow, self._name, self._epoch = trainer, flow, name, epoch
         self._weights, self._direct, self._eta, self._pace = weights, direct, eta, pace
+        self._checkpoint_every = checkpoint_every
+        self._unsaved = ""  # ids_hash of the newest step when it is in no checkpoint
         self._timing, self._clock, self._on_ready = timing or RetryTiming(), clock, on_ready
         self._stop_asked = threading.Event()
         self._phase: TrainerPhase = "starting"
         self._waits_for, self._failure = "", ""
         self._moved_at = clock()
-        self._last: tuple[int, str] | None = None  # step and ids_hash of the newest checkpoint made here
+        self._last: tuple[int, str] | None = None  # step and ids_hash of the newest step made here
         self._cycles: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)  # (seconds, tokens)
         self._step_s: float | None = None
         self._publish_s = 0.0
@@ -121,6 +127,7 @@ class TrainerLoop:
             while not self._stop_asked.is_set() and self._turn():
                 pass
             self._tell_stored(wait=True)
+            self._save()
         except Interrupted:
             pass
         except BaseException as e:
@@ -181,6 +188,9 @@ class TrainerLoop:
             return True
         if self._pace is not None:
             self._pace.pacer.idle()
+        if answer.order == "quiesce":
+            self._save()
+        self._trainer.idle()
         self._waits_for = answer.waits_for
         self._enter("quiesced" if answer.order == "quiesce" else "waiting")
         # Flow normally holds the question for a while; if it does not, it is not asked in a tight circle.
@@ -200,8 +210,9 @@ class TrainerLoop:
             self._pace.pacer.begin()
         metrics = dict(self._trainer.train_step(batch))
         trained_at = self._clock()
-        self._trainer.save_checkpoint(batch.ids_hash)
-        self._last = (batch.step, batch.ids_hash)
+        self._last, self._unsaved = (batch.step, batch.ids_hash), batch.ids_hash
+        if (batch.step + 1) % self._checkpoint_every == 0:
+            self._save()
         saved_at = self._clock()
         tokens = sum(len(s.prompt_tokens) + len(s.tokens) for s in batch.samples)
         if self._pace is not None:
@@ -225,9 +236,21 @@ class TrainerLoop:
         )
 
     def _settle(self, batch: TrainBatch, metrics: StepMetrics) -> None:
-        applied = Applied(step=batch.step, ids_hash=batch.ids_hash, trainer_epoch=self._epoch, metrics=metrics)
+        applied = Applied(
+            step=batch.step,
+            ids_hash=batch.ids_hash,
+            trainer_epoch=self._epoch,
+            metrics=metrics,
+            checkpointed=not self._unsaved,
+        )
         self._ask("applied", lambda: self._flow.applied(applied))
         self._publish()
+
+    def _save(self) -> None:
+        """A checkpoint of the newest step unless there is one."""
+        if self._unsaved:
+            self._trainer.save_checkpoint(self._unsaved)
+            self._unsaved = ""
 
     def _publish(self) -> None:
         started = self._clock()

@@ -41,28 +41,50 @@ def batch_metrics(batch: TrainBatch) -> dict[str, float]:
     }
 
 
-def token_metrics(parts: Sequence[TokenFigures]) -> dict[str, float]:
-    """What the trained tokens say; empty when there is none."""
-    if not parts:
-        return {}
+_SUMS, _LARGEST = 8, 3  # figures that add up over micro-batches and ranks, and of which the largest counts
+
+
+def token_sums(parts: Sequence[TokenFigures]) -> tuple[list[float], list[float]]:
+    """(sums, largest values) over the trained tokens of some micro-batches; those of several ranks add up (are compared)."""
+    if not any(p.current.numel() for p in parts):
+        return [0.0] * _SUMS, [0.0] * _LARGEST
     current, behaviour = _join(parts, "current").double(), _join(parts, "behaviour").double()
-    importance, ages = _join(parts, "importance"), _join(parts, "ages")
+    importance, ages = _join(parts, "importance").double(), _join(parts, "ages").double()
     gap = current - behaviour
-    figures = {
-        "kl_behaviour": (torch.expm1(gap) - gap).mean(),
-        "entropy": _join(parts, "entropy").mean(),
-        "clip_fraction": _join(parts, "clipped").double().mean(),
-        "importance_mean": importance.mean(),
-        "importance_max": importance.max(),
-        "staleness_mean": ages.double().mean(),
-        "staleness_max": ages.max(),
-    }
     fresh = gap[ages == 0]
-    if fresh.numel():
+    sums = (
+        torch.ones_like(gap).sum(),
+        (torch.expm1(gap) - gap).sum(),
+        _join(parts, "entropy").double().sum(),
+        _join(parts, "clipped").double().sum(),
+        importance.sum(),
+        ages.sum(),
+        torch.ones_like(fresh).sum(),
+        fresh.abs().sum(),
+    )
+    furthest = fresh.abs().max() if fresh.numel() else torch.zeros_like(gap[0])
+    return torch.stack(sums).tolist(), torch.stack((importance.max(), ages.max(), furthest)).tolist()
+
+
+def token_metrics(sums: Sequence[float], largest: Sequence[float]) -> dict[str, float]:
+    """What the trained tokens say; empty when there is none."""
+    tokens, kl, entropy, clipped, importance, ages, fresh, gap = sums
+    if not tokens:
+        return {}
+    figures = {
+        "kl_behaviour": kl / tokens,
+        "entropy": entropy / tokens,
+        "clip_fraction": clipped / tokens,
+        "importance_mean": importance / tokens,
+        "importance_max": largest[0],
+        "staleness_mean": ages / tokens,
+        "staleness_max": largest[1],
+    }
+    if fresh:
         # Same weights on both sides: what is left is the engine's arithmetic against the trainer's.
-        figures["engine_trainer_logprob_diff"] = fresh.abs().mean()
-        figures["engine_trainer_logprob_diff_max"] = fresh.abs().max()
-    return {name: float(value) for name, value in figures.items()}
+        figures["engine_trainer_logprob_diff"] = gap / fresh
+        figures["engine_trainer_logprob_diff_max"] = largest[2]
+    return figures
 
 
 def _join(parts: Sequence[TokenFigures], name: str) -> Tensor:

@@ -1,34 +1,31 @@
-"""The torch trainer: one process, one device, one AdamW step a batch."""
+"""The torch trainer: one AdamW step a batch, on one device or as one rank of a gang."""
 
+import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from planner.record import record
-from runtime.config.schema import AlgorithmSection
+from runtime.config.schema import AlgorithmSection, TrainerSection
 from runtime.errors import RunError, WeightsError
 from runtime.rl.model import Decoder
 from runtime.rl.train import checkpoint
-from runtime.rl.train.loss import Objective, policy_loss, token_logprobs, token_terms
-from runtime.rl.train.metrics import TokenFigures, batch_metrics, token_metrics
-from runtime.rl.train.packing import MicroBatch, micro_batches
+from runtime.rl.train.dealing import deal, micro_batch_tokens
+from runtime.rl.train.gang import Gang
+from runtime.rl.train.gradients import BatchGradients, GradientComputer
+from runtime.rl.train.loss import Objective
+from runtime.rl.train.metrics import batch_metrics, token_metrics, token_sums
 from runtime.rl.train.schedule import learning_rate
+from runtime.rl.train.sharding import first_row, local, shard, whole
 from runtime.rl.types import CheckpointMark, StepMetrics, TrainBatch, WeightsRef
 from runtime.rl.weights import GenerationWriter
 from runtime.rl.weights.layout import TensorSpec
-from runtime.rl.weights.sealed import sweep
-
-
-@record
-class TrainerCapabilities:
-    """What a trainer can do; enters the planner's problem."""
-
-    name: str
-    max_world: int
+from runtime.rl.weights.sealed import TensorEntry, sweep
+from runtime.rl.weights.streamed import TensorShape, write_generation_stream
 
 
 class TorchTrainer:
@@ -40,6 +37,10 @@ class TorchTrainer:
 
     With one optimiser step a batch the current policy *is* the proximal one when the step begins, so proximal logprobs
     are the current ones, detached: no second forward.
+
+    With a `gang` this is one of its ranks: it holds its rows of every parameter and moment, and trains its share of every
+    batch. `train_step`, `save_checkpoint`, `restore`, `publish` and `rollout_tensors` are then called by all ranks together
+    (`runtime.rl.train.ranks`); the same batch gives the same update on any number of ranks, to rounding.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class TorchTrainer:
         model: Decoder,
         *,
         algorithm: AlgorithmSection,
+        compute: TrainerSection | None = None,
         temperature: float,
         checkpoints: Path,
         weights: Path,
@@ -54,13 +56,17 @@ class TorchTrainer:
         full_every: int = 1,
         device: torch.device | str = "cpu",
         seed: int = 0,
+        gang: Gang | None = None,
     ) -> None:
-        self._device = torch.device(device)
-        self._model = model.to(self._device)
-        self._algorithm, self._temperature, self._seed = algorithm, temperature, seed
+        """`device` is the gang's where there is one."""
+        self._gang = gang
+        self._device = torch.device(device) if gang is None else gang.device
+        self._model_dtype = next(model.parameters()).dtype
+        self._model = model.to(self._device) if gang is None else shard(model, gang)
+        self._algorithm, self._seed = algorithm, seed
         self._checkpoints, self._weights, self._rollout_dtype = checkpoints, weights, rollout_dtype
         self._generations = GenerationWriter(weights, full_every=full_every)
-        self._objective = Objective(
+        objective = Objective(
             decoupled=algorithm.objective == "decoupled",
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
@@ -70,12 +76,21 @@ class TorchTrainer:
         self._params = dict(self._model.named_parameters())
         self._masters = {name: _master(p) for name, p in self._params.items()}
         self._optimiser = _adamw(self._masters, algorithm)
+        most = algorithm.micro_batch_tokens
+        if gang is not None:
+            most = micro_batch_tokens(most, gang.shares, gang.rank)
+        self._gradients = GradientComputer(
+            self._model,
+            config=model.config,
+            objective=objective,
+            temperature=temperature,
+            micro_batch_tokens=most,
+            masters=self._masters,
+            options=compute,
+            device=self._device,
+            dtype=self._model_dtype,
+        )
         self._version, self._lineage, self._optimiser_steps = 0, 0, 0
-
-    @property
-    def capabilities(self) -> TrainerCapabilities:
-        """One rank."""
-        return TrainerCapabilities(name="torch", max_world=1)
 
     @property
     def version(self) -> int:
@@ -93,7 +108,7 @@ class TorchTrainer:
         return sum(p.numel() for p in self._params.values())
 
     def master_parameters(self) -> Mapping[str, Tensor]:
-        """The parameters in master precision, by name. Not copies."""
+        """The parameters in master precision, by name. Not copies; with a gang sharded."""
         return {name: p.detach() for name, p in self._masters.items()}
 
     def train_step(self, batch: TrainBatch) -> StepMetrics:
@@ -106,43 +121,54 @@ class TorchTrainer:
             raise RunError("the batch is for another version", got=batch.step, expected=str(self._version))
         started = time.perf_counter()
         total = sum(w for s in batch.samples for w in s.weights)
-        loss, figures = 0.0, []
-        for piece in micro_batches(
-            batch, max_tokens=self._algorithm.micro_batch_tokens, dtype=self._float_dtype, device=self._device
-        ):
-            piece_loss, piece_figures = self._accumulate(piece, total)
-            loss += piece_loss
-            figures.append(piece_figures)
+        done = self._compute(batch, total)
+        loss, (sums, largest) = done.loss, token_sums(done.figures)
+        if self._gang is not None:
+            loss, *sums = self._gang.total((loss, *sums))
+            largest = self._gang.most(largest)
         gradients_s = time.perf_counter() - started
         rate = learning_rate(self._algorithm, batch.step)
-        grad_norm, skipped = self._update(rate) if figures else (0.0, True)
+        grad_norm, skipped = self._update(rate) if done.rows else (0.0, True)
         self._version += 1
         return {
             **batch_metrics(batch),
-            **token_metrics(figures),
+            **token_metrics(sums, largest),
             "loss": loss,
             "grad_norm": grad_norm,
             "learning_rate": rate,
             "update_skipped": float(skipped),
+            "micro_batches": float(done.rows),
             "gradients_s": gradients_s,
             "step_s": time.perf_counter() - started,
         }
 
     def save_checkpoint(self, ids_hash: str) -> str:
-        """Complete checkpoint of the state after the last step; RunError before the first."""
+        """Complete checkpoint of the state after the last step; RunError before the first. Each rank writes its rows; rank 0
+        seals them, so that only there the checkpoint is complete when this returns."""
         if self._version == 0:
             raise RunError("there is no step to checkpoint yet", got=self._version)
-        state = checkpoint.TrainerState(
+        facts = checkpoint.StepFacts(
             lineage=self._lineage,
             step=self._version - 1,
             ids_hash=ids_hash,
             seed=self._seed,
             optimiser_steps=self._optimiser_steps,
-            params=self.master_parameters(),
-            exp_avg=self._moments("exp_avg"),
-            exp_avg_sq=self._moments("exp_avg_sq"),
         )
-        return str(checkpoint.save(self._checkpoints, state))
+        tensors = checkpoint.keyed(self.master_parameters(), self._moments("exp_avg"), self._moments("exp_avg_sq"))
+        gang, root = self._gang, self._checkpoints
+        if gang is None:
+            temporary = checkpoint.begin(root, facts)
+            with checkpoint.unfinished(temporary):
+                return str(checkpoint.finish(root, temporary, facts, checkpoint.write_whole(temporary, tensors)))
+        temporary = root / gang.share(checkpoint.begin(root, facts).name if gang.rank == 0 else None)
+        with checkpoint.unfinished(temporary) if gang.rank == 0 else contextlib.nullcontext():
+            mine = {name: local(t) for name, t in tensors.items()}
+            first = {name: first_row(t.shape[0], gang) for name, t in tensors.items()}
+            entries = _said(checkpoint.write_rows(temporary, gang.rank, mine, first))
+            found = gang.gather(entries)
+            if found is None:
+                return str(checkpoint.checkpoint_folder(root, lineage=facts.lineage, step=facts.step))
+            return str(checkpoint.finish(root, temporary, facts, _heard(found)))
 
     def complete_checkpoints(self) -> tuple[CheckpointMark, ...]:
         """Checkpoints on disk that are whole."""
@@ -155,94 +181,83 @@ class TorchTrainer:
         not verify or is of another model; RunError for None after a step was made. What crashes left half-written is
         removed.
         """
-        for root in (self._checkpoints, self._weights):
-            sweep(root)
+        if self._gang is None or self._gang.rank == 0:
+            for root in (self._checkpoints, self._weights):
+                sweep(root)
         if step is None:
             if self._version:
                 raise RunError("only a fresh trainer starts from version 0", got=self._version)
             self._lineage = lineage
             return
-        state = checkpoint.load(self._checkpoints, lineage=lineage if load_lineage is None else load_lineage, step=step)
-        self._check_fits(state.params)
+        stored = checkpoint.StoredState(
+            self._checkpoints, lineage=lineage if load_lineage is None else load_lineage, step=step
+        )
+        self._check_fits(stored.shapes)
         with torch.no_grad():
             for name, master in self._masters.items():
-                master.copy_(state.params[name])
-                self._optimiser.state[master] = {
-                    "step": torch.tensor(float(state.optimiser_steps)),
-                    "exp_avg": state.exp_avg[name].to(master),
-                    "exp_avg_sq": state.exp_avg_sq[name].to(master),
-                }
+                moments = {key: torch.zeros_like(master) for key in ("exp_avg", "exp_avg_sq")}
+                for key, tensor in (("param", master), *moments.items()):
+                    self._fill(tensor, stored, f"{key}.{name}")
+                self._optimiser.state[master] = {"step": torch.tensor(float(stored.facts.optimiser_steps)), **moments}
         self._to_model()
-        self._version, self._lineage, self._optimiser_steps = step + 1, lineage, state.optimiser_steps
+        self._version, self._lineage = step + 1, lineage
+        self._optimiser_steps = stored.facts.optimiser_steps
+
+    def idle(self) -> None:
+        """There is no work; one rank has nothing to do about it."""
 
     def publish(self) -> WeightsRef:
-        """Write the current weights as a generation in the rollout dtype and return its reference."""
-        return self._generations.write(
-            self.master_parameters(),
-            lineage=self._lineage,
-            version=self._version,
-            dtype=self._wire_dtype,
-        )
+        """Write the current weights as a generation in the rollout dtype and return its reference. Of a gang rank 0 writes,
+        whole generations only; the others help to gather, and hear of the reference."""
+        gang = self._gang
+        if gang is None:
+            return self._generations.write(
+                self.master_parameters(), lineage=self._lineage, version=self._version, dtype=self._wire_dtype
+            )
+        tensors = self.full_weights()
+        if gang.rank != 0:
+            for _ in tensors:
+                pass
+            return WeightsRef(**gang.share(None))
+        layout = {n: TensorShape(shape=tuple(p.shape), dtype=self._wire_dtype) for n, p in self._masters.items()}
+        ref = write_generation_stream(self._weights, layout, tensors, lineage=self._lineage, version=self._version)
+        gang.share({"lineage": ref.lineage, "version": ref.version, "path": ref.path, "digest": ref.digest})
+        return ref
 
     def weight_specs(self) -> tuple[TensorSpec, ...]:
         """Of `full_weights`, in its order."""
         dtype = str(self._wire_dtype).removeprefix("torch.")
         return tuple(TensorSpec(name=n, shape=tuple(p.shape), dtype=dtype) for n, p in self._masters.items())
 
+    @torch.no_grad()
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The current weights in the rollout's dtype, one at a time."""
+        """Every parameter, whole and in the rollout's dtype, by name, one at a time. All ranks of a gang go through it together."""
         for name, master in self._masters.items():
-            yield name, master.detach().to(self._wire_dtype)
+            yield name, whole(master.detach()).to(self._wire_dtype)
 
     @property
     def _wire_dtype(self) -> torch.dtype:
-        return self._rollout_dtype or next(iter(self._params.values())).dtype
+        return self._rollout_dtype or self._model_dtype
 
-    @property
-    def _float_dtype(self) -> torch.dtype:
-        return next(iter(self._masters.values())).dtype
+    def _compute(self, batch: TrainBatch, total: float) -> BatchGradients:
+        """Gradients of this rank's samples, in as many rows as every other rank has, the last ones perhaps empty."""
+        if self._gang is None:
+            return self._gradients.compute(batch.samples, step=batch.step, denominator=total)
+        mine = deal(batch.samples, self._gang.shares)[self._gang.rank]
+        rounds = int(self._gang.most((len(self._gradients.rows_of(mine)),))[0])
+        return self._gradients.compute(mine, step=batch.step, denominator=total, rounds=rounds)
 
-    def _accumulate(self, piece: MicroBatch, total: float) -> tuple[float, TokenFigures]:
-        """Forward and backward of one micro-batch; its gradient is added to the masters'."""
-        # Only the positions that predict a trained token meet the vocabulary.
-        logits = self._model.head(self._model.hidden_states(piece.tokens)[piece.rows, piece.columns])
-        current, entropy = token_logprobs(logits, piece.targets, temperature=self._temperature)
-        proximal = current.detach()
-        terms = token_terms(
-            current,
-            proximal=proximal,
-            behaviour=piece.behaviour,
-            advantages=piece.advantages,
-            objective=self._objective,
-        )
-        loss = policy_loss(
-            terms,
-            entropy,
-            piece.weights,
-            denominator=total,
-            entropy_coefficient=self._objective.entropy_coefficient,
-        )
-        loss.backward()  # type: ignore[no-untyped-call]
-        for name, parameter in self._params.items():
-            master = self._masters[name]
-            if master is parameter or parameter.grad is None:
-                continue
-            gradient = parameter.grad.to(master.dtype)
-            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-            parameter.grad = None
-        figures = TokenFigures(
-            current=proximal,
-            entropy=entropy.detach(),
-            importance=terms.importance,
-            clipped=terms.clipped.detach(),
-            behaviour=piece.behaviour,
-            ages=piece.ages,
-        )
-        return float(loss.detach()), figures
+    def _fill(self, tensor: Tensor, stored: checkpoint.StoredState, name: str) -> None:
+        """Overwrite what this rank holds of a tensor."""
+        if self._gang is None:
+            tensor.copy_(stored.whole(name))
+            return
+        mine = local(tensor)
+        mine.copy_(stored.rows(name, first_row(tensor.shape[0], self._gang), mine.shape[0]))
 
     def _update(self, rate: float) -> tuple[float, bool]:
         """Clip and step. Returns the gradient's norm before clipping, and whether the update was left out."""
-        norm = float(nn.utils.clip_grad_norm_(self._masters.values(), self._algorithm.grad_norm_max))
+        norm = float(whole(nn.utils.clip_grad_norm_(self._masters.values(), self._algorithm.grad_norm_max)))
         finite = math.isfinite(norm)
         if finite:
             for group in self._optimiser.param_groups:
@@ -264,14 +279,29 @@ class TorchTrainer:
         state = self._optimiser.state
         return {n: state[p][key] if p in state else torch.zeros_like(p) for n, p in self._masters.items()}
 
-    def _check_fits(self, params: Mapping[str, Tensor]) -> None:
-        for name in sorted(params.keys() ^ self._masters.keys()):
+    def _check_fits(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
+        for name in sorted(shapes.keys() ^ self._masters.keys()):
             raise WeightsError("the checkpoint is of another model", where=str(self._checkpoints), got=name)
         for name, master in self._masters.items():
-            got = (tuple(params[name].shape), params[name].dtype)
-            if got != (tuple(master.shape), master.dtype):
-                expected = str((tuple(master.shape), master.dtype))
-                raise WeightsError(f"checkpoint tensor {name} does not fit the model", got=got, expected=expected)
+            fits = (tuple(master.shape), str(master.dtype).removeprefix("torch."))
+            if shapes[name] != fits:
+                raise WeightsError(
+                    f"checkpoint tensor {name} does not fit the model", got=shapes[name], expected=str(fits)
+                )
+
+
+def _said(entries: Mapping[str, TensorEntry]) -> dict[str, list[Any]]:
+    """What a rank wrote, for rank 0."""
+    return {name: [list(e.shape), e.dtype, e.sha256] for name, e in entries.items()}
+
+
+def _heard(found: Sequence[Mapping[str, Any]]) -> dict[str, TensorEntry]:
+    """What all ranks wrote."""
+    return {
+        name: TensorEntry(shape=tuple(shape), dtype=dtype, sha256=sha256)
+        for entries in found
+        for name, (shape, dtype, sha256) in entries.items()
+    }
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:

@@ -65,7 +65,7 @@ def describe(tensors: Mapping[str, Tensor], *, kind: str, facts: Mapping[str, An
         )
         for name in sorted(tensors)
     }
-    return Manifest(kind=kind, facts=dict(facts), tensors=entries, digest=_digest(kind, facts, entries))
+    return manifest_of(entries, kind=kind, facts=facts)
 
 
 def write_sealed(folder: Path, tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
@@ -74,22 +74,39 @@ def write_sealed(folder: Path, tensors: Mapping[str, Tensor], manifest: Manifest
     Raises OSError when the disk refuses; the temporary folder is then removed and `folder` does not exist.
     """
     cpu = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.parent / f"{TEMPORARY}{folder.name}-{uuid.uuid4().hex[:8]}"
-    temporary.mkdir()
+    temporary = begin_sealed(folder)
     try:
         save_file(cpu, temporary / TENSORS)
         _sync(temporary / TENSORS)
-        with (temporary / MANIFEST).open("w") as f:
-            json.dump(encode_manifest(manifest), f, indent=1, sort_keys=True)
-            f.flush()
-            os.fsync(f.fileno())
-        _sync(temporary)
-        temporary.rename(folder)
+        finish_sealed(temporary, folder, manifest)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def begin_sealed(folder: Path) -> Path:
+    """A temporary folder that `finish_sealed` makes `folder` of. Whoever begins removes it when what follows fails."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.parent / f"{TEMPORARY}{folder.name}-{uuid.uuid4().hex[:8]}"
+    temporary.mkdir()
+    return temporary
+
+
+def finish_sealed(temporary: Path, folder: Path, manifest: Manifest) -> None:
+    """Seal what `temporary` holds (every file synced) and rename it to `folder`, which must not exist."""
+    with (temporary / MANIFEST).open("w") as f:
+        json.dump(encode_manifest(manifest), f, indent=1, sort_keys=True)
+        f.flush()
+        os.fsync(f.fileno())
+    _sync(temporary)
+    temporary.rename(folder)
     _sync(folder.parent)
+
+
+def manifest_of(entries: Mapping[str, TensorEntry], *, kind: str, facts: Mapping[str, Any]) -> Manifest:
+    """The manifest over tensors that are described already."""
+    found = {name: entries[name] for name in sorted(entries)}
+    return Manifest(kind=kind, facts=dict(facts), tensors=found, digest=_digest(kind, facts, found))
 
 
 def read_manifest(folder: Path, *, kind: str | tuple[str, ...]) -> Manifest:

@@ -19,6 +19,16 @@ class Parts:
 
 
 @record
+class Ranks:
+    """A trainer of several ranks, and which of them an actor is. The tuples are by rank."""
+
+    rank: int
+    devices: tuple[str, ...]
+    kinds: tuple[str, ...]
+    shares: tuple[float, ...]  # of every batch's tokens
+
+
+@record
 class Identity:
     """One incarnation of one actor."""
 
@@ -34,6 +44,7 @@ class Identity:
     paced: bool = False
     gpus: tuple[str, ...] = ()  # UUIDs to make visible; () hides every GPU
     torch_threads: int = 1
+    ranks: Ranks | None = None  # of a trainer on more than one device
     import_path: tuple[str, ...] = ()  # where the user's own modules are looked for
 
 

@@ -44,6 +44,13 @@ def read_mark(paths: RunPaths, actor: str) -> ActorMark | None:
         return None
 
 
+def mark_names(paths: RunPaths, actor: str) -> tuple[str, ...]:
+    """Actors with a mark: `actor` itself and, of a trainer, its other ranks."""
+    folder = paths.short / "actors"
+    found = sorted(f.stem for f in (*folder.glob(f"{actor}.json"), *folder.glob(f"{actor}-rank*.json")))
+    return tuple(found)
+
+
 def drop_mark(paths: RunPaths, actor: str) -> None:
     """Forget an actor that is gone."""
     _path(paths, actor).unlink(missing_ok=True)

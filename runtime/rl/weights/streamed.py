@@ -1,0 +1,137 @@
+"""Sealed folders whose tensors come one at a time: the host never holds more than the one that is being written.
+
+The file is plain safetensors: 8 bytes with the header's length, a JSON header padded with blanks to 8 bytes, then the tensors'
+bytes one behind the other (https://github.com/huggingface/safetensors, section Format). Its header needs every shape before the
+first byte, hence the layout.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from planner.record import record
+from runtime.errors import WeightsError
+from runtime.rl.types import WeightsRef
+from runtime.rl.weights.generation import KIND, generation_folder
+from runtime.rl.weights.sealed import (
+    TENSORS,
+    TensorEntry,
+    begin_sealed,
+    finish_sealed,
+    manifest_of,
+    read_manifest,
+    read_tensors,
+    remove_sealed,
+)
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+}
+
+
+@record
+class TensorShape:
+    """What a tensor will be, before it is there."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its data."""
+        size = self.dtype.itemsize
+        for n in self.shape:
+            size *= n
+        return size
+
+
+def write_tensors(
+    path: Path, layout: Mapping[str, TensorShape], tensors: Iterable[tuple[str, Tensor]]
+) -> dict[str, TensorEntry]:
+    """Write `tensors`, which come in the order of `layout`, to `path` and sync it; returns what a manifest says of each.
+
+    Hashing of one tensor and writing it run side by side. WeightsError when a tensor is not what the layout says.
+    """
+    entries: dict[str, TensorEntry] = {}
+    with path.open("wb") as file, ThreadPoolExecutor(1) as hasher:
+        file.write(_header(layout))
+        for (name, expected), (found, tensor) in zip(layout.items(), tensors, strict=True):
+            if (name, expected.shape, expected.dtype) != (found, tuple(tensor.shape), tensor.dtype):
+                got = (found, tuple(tensor.shape), tensor.dtype)
+                raise WeightsError(
+                    "a tensor is not as announced", where=str(path), got=got, expected=f"{name} {expected}"
+                )
+            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            digest = hasher.submit(hashlib.sha256, flat)
+            file.write(flat)
+            entries[name] = TensorEntry(
+                shape=expected.shape,
+                dtype=str(expected.dtype).removeprefix("torch."),
+                sha256=digest.result().hexdigest(),
+            )
+        file.flush()
+        os.fsync(file.fileno())
+    return entries
+
+
+def write_generation_stream(
+    root: Path, layout: Mapping[str, TensorShape], tensors: Iterable[tuple[str, Tensor]], *, lineage: int, version: int
+) -> WeightsRef:
+    """`runtime.rl.weights.write_generation` of tensors that come one at a time, in the order of `layout`. All are taken, also
+    where the generation is there already."""
+    folder = generation_folder(root, lineage=lineage, version=version)
+    temporary = begin_sealed(folder)
+    try:
+        entries = write_tensors(temporary / TENSORS, layout, tensors)
+        manifest = manifest_of(entries, kind=KIND, facts={"lineage": lineage, "version": version, "base": None})
+        ref = WeightsRef(lineage=lineage, version=version, path=str(folder), digest=manifest.digest)
+        present = _digest_of(folder)
+        if present is not None and present != manifest.digest:
+            raise WeightsError(
+                "a generation of this number holds other weights",
+                where=str(folder),
+                hint="a restored run that diverges needs a new lineage",
+            )
+        if present is None:
+            finish_sealed(temporary, folder, manifest)
+        return ref
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _digest_of(folder: Path) -> str | None:
+    """Digest of a generation that is whole; one that is not is removed. None when there is none."""
+    if not folder.exists():
+        return None
+    try:
+        manifest = read_manifest(folder, kind=KIND)
+        read_tensors(folder, manifest)
+    except WeightsError:
+        remove_sealed(folder)
+        return None
+    return manifest.digest
+
+
+def _header(layout: Mapping[str, TensorShape]) -> bytes:
+    header: dict[str, object] = {}
+    at = 0
+    for name, t in layout.items():
+        end = at + t.size_bytes
+        header[name] = {"dtype": _DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
