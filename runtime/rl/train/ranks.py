@@ -69,8 +69,8 @@ class Leader:
         self._gang.tell({"do": "gather"})
         tensors = self._trainer.full_weights()
         try:
-            for named in tensors:  # not "yield from", whose end would end `tensors` too
-                yield named
+            for name, tensor in tensors:  # not "yield from": a reader that stops would end `tensors` too
+                yield name, tensor
         finally:
             for _ in tensors:
                 pass
