@@ -69,7 +69,7 @@ class Leader:
         self._gang.tell({"do": "gather"})
         tensors = self._trainer.full_weights()
         try:
-            for name, tensor in tensors:  # not "yield from": a reader that stops would end `tensors` too
+            for name, tensor in tensors:  # noqa: UP028 - a reader that stops would end `tensors` too
                 yield name, tensor
         finally:
             for _ in tensors:
