@@ -54,7 +54,7 @@ def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def hexctl_rows(config: Path, seconds: float, root: Path) -> list[dict[str, float]]:
-    """Steps of `hexctl daemon`, from the run's metrics.jsonl."""
+    """Steps of `hexctl daemon`, from the run's metrics.jsonl. A run's time counts from its first step."""
     command = [
         sys.executable,
         "-m",

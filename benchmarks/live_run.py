@@ -15,7 +15,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,8 +35,9 @@ CONTROL = ("daemon", "flow")  # the processes whose time is the control plane's
 class Disturbed:
     """The run and what is measured of it."""
 
-    def __init__(self, config: Path, last_step: int, root: Path) -> None:
+    def __init__(self, config: Path, last_step: int, root: Path, changed: Sequence[str] = ()) -> None:
         self.run, self.config, self.last_step = LiveRun(root), config.resolve(), last_step
+        self.changed = [part for value in changed for part in ("--set", value)]
         self.figures: dict[str, Any] = {}
         self._began = time.monotonic()
 
@@ -45,7 +46,7 @@ class Disturbed:
 
     def start(self) -> None:
         """To the first step."""
-        self.run.start(self.config, "--steps", self.last_step)
+        self.run.start(self.config, "--steps", self.last_step, *self.changed)
         self.until_steps(1, START_S)
         self.figures["first_step_s"] = time.monotonic() - self._began
 
@@ -187,10 +188,11 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--undisturbed", type=int, default=60, help="steps before the first disturbance")
     parser.add_argument("--skip", nargs="*", default=[], choices=["kill_rollout", "kill_train", "kill_daemon", "swap"])
+    parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE for hexctl daemon")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with TemporaryDirectory(prefix="hexctl-live-") as root:
-        disturbed = Disturbed(given.config, given.steps, Path(root))
+        disturbed = Disturbed(given.config, given.steps, Path(root), given.set)
         try:
             disturbed.start()
             disturbed.undisturbed(given.undisturbed)
