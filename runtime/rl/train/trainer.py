@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import torch
@@ -189,7 +189,7 @@ class TorchTrainer:
         dtype = str(self._wire_dtype).removeprefix("torch.")
         return tuple(TensorSpec(name=n, shape=tuple(p.shape), dtype=dtype) for n, p in self._masters.items())
 
-    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def full_weights(self) -> Generator[tuple[str, Tensor], None, None]:
         """The current weights in the rollout's dtype, one at a time."""
         for name, master in self._masters.items():
             yield name, master.detach().to(self._wire_dtype)
