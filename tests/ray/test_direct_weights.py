@@ -21,7 +21,7 @@ def run(ray_world: RayWorld, tmp_path: Path) -> Iterator[LiveRun]:
     text = (ROOT / "configs/local.toml").read_text()
     for name in ("models/tiny-qwen3", "paced/local.toml"):
         text = text.replace(f'"{name}"', f'"{ROOT / "configs" / name}"')
-    (tmp_path / "direct.toml").write_text(text + '\n[weights]\npath = "direct"\n')
+    (tmp_path / "direct.toml").write_text(text + '\n[weights]\npath = "direct"\nfull_every = 3\n')
     live = LiveRun(tmp_path, environment=ray_world.env())
     yield live
     live.close()

@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from runtime.errors import RunError, WeightsError
+from runtime.rl.types import ChannelMember, WeightsRef
 from runtime.rl.weights.layout import (
     ALIGN,
+    Layout,
     TensorSpec,
     checksum,
     decode_layout,
@@ -30,6 +32,7 @@ from runtime.rl.weights.layout import (
     pieces,
     spec_of,
 )
+from runtime.rl.weights.receiver import WeightsReceiver
 from runtime.rl.weights.sender import WeightsSender
 
 pytestmark = pytest.mark.timeout(120)
@@ -231,6 +234,57 @@ def test_every_member_has_the_very_bytes_update_after_update_and_joiners_rebuild
     assert done.members == 1
     assert done.rebuilt
     assert json.loads(one.says())["version"] == 5
+
+
+class OverHost(WeightsReceiver):
+    """As on a device without room for a second buffer: bucket by bucket through two small ones."""
+
+    def _buffers(self, layout: Layout) -> tuple[Tensor, list[Tensor]]:
+        small = [torch.empty(min(layout.bucket_bytes, layout.total), dtype=torch.uint8) for _ in range(2)]
+        return torch.empty(layout.total, dtype=torch.uint8), small
+
+
+@pytest.mark.parametrize("kind", [WeightsReceiver, OverHost])
+def test_the_second_buffer_may_be_elsewhere_than_where_buckets_arrive(
+    world: Callable[..., Any], kind: type[WeightsReceiver]
+) -> None:
+    sender, _ = world()
+    receiver = kind(sender.offer, ChannelMember(replica="a", epoch=1), device=torch.device("cpu"))
+    try:
+        wait_until(lambda: len(sender.members) == 1, "it connects")
+        for version in (1, 2):
+            done = sender.transfer(Source(version))
+            assert done is not None
+            ref = WeightsRef(lineage=0, version=version, path="", digest=done.digest)
+            wait_until(lambda ref=ref: receiver.holds(ref), "the last word has come")
+            with receiver.taken(ref) as got:
+                assert got is not None
+                assert all(torch.equal(got.tensors[n], t) for n, t in Source(version).full_weights())
+            with receiver.taken(ref) as got:
+                assert got is None, "a taken generation is given up"
+    finally:
+        receiver.stop()
+
+
+def test_a_source_is_closed_when_its_transfer_fails(world: Callable[..., Any]) -> None:
+    """A sharded source has other ranks that gather along: it must hear that nobody asks for the rest."""
+    sender, (one,) = world("a", deadline_s=20.0)
+    closed = threading.Event()
+
+    class Sharded(Source):
+        def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+            try:
+                yield from super().full_weights()
+            finally:
+                closed.set()
+
+    def kill(i: int) -> None:
+        if i == 1:
+            one.end()
+
+    with pytest.raises(RunError):
+        sender.transfer(Sharded(1, on_tensor=kill))
+    assert closed.wait(5)
 
 
 def test_nobody_there_is_no_error(world: Callable[..., Any]) -> None:

@@ -4,7 +4,7 @@ Every command is one call of `TorchTrainer` that all ranks make together. An err
 and thereby ends all: the daemon forms the gang anew in another epoch, and flow hands out the same reserved batch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 
 from torch import Tensor
 
@@ -63,7 +63,7 @@ class Leader:
         """Of `full_weights`, in its order."""
         return self._trainer.weight_specs()
 
-    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def full_weights(self) -> Generator[tuple[str, Tensor], None, None]:
         """Every parameter, whole and in the rollout's dtype, one at a time. The other ranks go through all of them, and so does
         this one when its reader has had enough."""
         self._gang.tell({"do": "gather"})

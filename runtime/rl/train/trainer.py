@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +233,7 @@ class TorchTrainer:
         return tuple(TensorSpec(name=n, shape=tuple(p.shape), dtype=dtype) for n, p in self._masters.items())
 
     @torch.no_grad()
-    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def full_weights(self) -> Generator[tuple[str, Tensor], None, None]:
         """Every parameter, whole and in the rollout's dtype, by name, one at a time. All ranks of a gang go through it together."""
         for name, master in self._masters.items():
             yield name, whole(master.detach()).to(self._wire_dtype)

@@ -7,6 +7,7 @@ smaller. Applying overwrites: doing it twice is doing it once.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +31,10 @@ def encode(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> dict[str, Te
             return None
         bits = _words(tensor)
         changed = bits != _words(old[name])
-        if bool(changed.any()):
-            changes[name + AT] = torch.from_numpy(_places(changed.numpy()))
-            changes[name + BITS] = bits[changed]
+        at = np.flatnonzero(changed)
+        if at.size:
+            changes[name + AT] = torch.from_numpy(_places(at, changed))
+            changes[name + BITS] = torch.from_numpy(bits[at])
     return changes
 
 
@@ -43,13 +45,10 @@ def apply(tensors: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> None:
     for name in names(changes):
         if name not in tensors or name + AT not in changes or name + BITS not in changes:
             raise WeightsError("a delta is of another model", got=name)
-        words = tensors[name].reshape(-1).view(_WORDS[tensors[name].element_size()])
-        bits = changes[name + BITS]
-        at = torch.from_numpy(_read_places(changes[name + AT].numpy(), words.numel(), bits.numel()))
-        if bits.dtype != words.dtype or bits.ndim != 1 or at.numel() != bits.numel():
-            raise WeightsError(
-                f"the delta of tensor {name} does not fit it", got=(bits.dtype, at.numel(), bits.numel())
-            )
+        words, bits = _words(tensors[name]), changes[name + BITS].numpy()
+        at = _read_places(changes[name + AT].numpy(), words.size, bits.size)
+        if bits.dtype != words.dtype or bits.ndim != 1:
+            raise WeightsError(f"the delta of tensor {name} does not fit it", got=bits.dtype, expected=str(words.dtype))
         words[at] = bits
 
 
@@ -63,13 +62,15 @@ def size(tensors: Mapping[str, Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-def _words(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(_WORDS[tensor.element_size()])
+def _words(tensor: Tensor) -> NDArray[Any]:
+    """The bits of a tensor as integers; of one that is contiguous on the CPU, where they are."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    words: NDArray[Any] = flat.view(_WORDS[tensor.element_size()]).numpy()
+    return words
 
 
-def _places(changed: NDArray[np.bool_]) -> NDArray[np.uint8]:
+def _places(at: NDArray[np.int64], changed: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """A mark (0: bitmap, 1: runs) and the places, whichever way is shorter."""
-    at = np.flatnonzero(changed)
     gaps = np.diff(at, prepend=-1) - 1
     lengths = gaps // _LONG + 1
     if int(lengths.sum()) >= -(-changed.size // 8):

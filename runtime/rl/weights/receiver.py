@@ -116,7 +116,7 @@ class WeightsReceiver:
                 return
             except (OSError, RunError, RuntimeError, ValueError, KeyError) as e:
                 if not self._stopped.is_set():
-                    _log.info("weights: not connected to the trainer: %s", e)
+                    _log.debug("weights: not connected to the trainer: %s", e)
             finally:
                 self._leave_group()
             self._stopped.wait(AGAIN_S)

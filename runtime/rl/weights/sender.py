@@ -6,7 +6,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from typing import Any, Protocol
 
 import torch
@@ -37,8 +38,10 @@ class WeightsSource(Protocol):
         """Names, shapes and dtypes, in the order of `full_weights`."""
         ...
 
-    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors in the rollout's dtype, one at a time; a sharded one is gathered when its turn comes."""
+    def full_weights(self) -> Generator[tuple[str, Tensor], None, None]:
+        """Whole tensors in the rollout's dtype, one at a time; a sharded one is gathered when its turn comes. Called once or
+        twice a version (to send, to copy for the disk), in a thread of its own when sending. Closed before its end when a
+        transfer fails: a source whose other ranks gather along ends that in a `finally`."""
         ...
 
 
@@ -298,11 +301,12 @@ class WeightsSender:
             self._buffers = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(BUFFERS)]
         works: list[Any] = []
         sums: list[Tensor] = []
-        for number, data in filled(layout, source.full_weights(), self._buffers):
-            sums.append(checksum(data))
-            works.append(group.broadcast(data))
-            if number + 1 >= BUFFERS:  # the next one is packed over the oldest still on its way
-                group.release(works[number + 1 - BUFFERS], until)
+        with closing(source.full_weights()) as tensors:
+            for number, data in filled(layout, tensors, self._buffers):
+                sums.append(checksum(data))
+                works.append(group.broadcast(data))
+                if number + 1 >= BUFFERS:  # the next one is packed over the oldest still on its way
+                    group.release(works[number + 1 - BUFFERS], until)
         for work in works[-BUFFERS:]:
             group.finish(work, until)
         found: list[list[int]] = torch.stack(sums).tolist()

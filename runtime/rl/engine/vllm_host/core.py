@@ -244,9 +244,14 @@ def _memory_share(spec: dict[str, Any]) -> float:
     share = float(spec["gpu_memory_share"])
     if spec["device"] == "cpu" or not spec["second_buffer"]:
         return share
-    import torch
+    from vllm.platforms import current_platform
 
-    _, card = torch.cuda.mem_get_info()
+    try:
+        card = int(current_platform.get_device_total_memory())  # by NVML: CUDA must not be up before workers are forked
+    except (ValueError, RuntimeError):  # a visible device named by its UUID, in a release that wants a number
+        import torch
+
+        card = torch.cuda.mem_get_info()[1]
     item = 2 if spec["dtype"] == "bfloat16" else 4
     buffer = item * sum(math.prod(shape) for _, shape in expected_shapes(spec["model"]))
     return min(share, max(0.1, 1 - (buffer + BESIDE_BYTES) / card))
