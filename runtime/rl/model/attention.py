@@ -204,7 +204,33 @@ def _cudnn() -> Callable[[Row], Mix]:
     return prepare
 
 
-_WAYS: dict[str, Callable[[], Callable[[Row], Mix]]] = {"varlen": _varlen, "flex": _flex, "cudnn": _cudnn}
+def _cudnn_varlen() -> Callable[[Row], Mix]:
+    """cuDNN's kernel for variable lengths by the operator below torch's interface, which does not offer it for training.
+
+    cuDNN plans anew for each count of samples and longest length; rounding the latter leaves fewer plans.
+    """
+    forward = torch.ops.aten._cudnn_attention_forward
+
+    def prepare(row: Row) -> Mix:
+        longest = -(-max(row.lengths) // _PLAN_STEP) * _PLAN_STEP
+
+        def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            found = forward(q, k, v, None, row.bounds, row.bounds, longest, longest, True, 0.0, True, False)
+            out: Tensor = found[0]
+            return out
+
+        return mix
+
+    return prepare
+
+
+_PLAN_STEP = 512
+_WAYS: dict[str, Callable[[], Callable[[Row], Mix]]] = {
+    "varlen": _varlen,
+    "flex": _flex,
+    "cudnn": _cudnn,
+    "cudnn_varlen": _cudnn_varlen,
+}
 
 
 def _trial(

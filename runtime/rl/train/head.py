@@ -7,7 +7,6 @@ row's target:
 Half-precision logits are raised to float32 first, as in `loss.token_logprobs`, which is the oracle of all this.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from planner.record import record
 
 TokenLoss = Callable[[slice, Tensor, Tensor], Tensor]
 """(rows of the chunk, their logprobs [C], their entropies [C]) -> the sum of their losses, differentiable."""
+_ROUND = 128
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -95,10 +95,14 @@ class Chunks:
     kernels: ChunkKernels
 
     def spans(self, count: int) -> list[slice]:
-        """Chunks of nearly equal size: a last one of few rows would cost a pass over the weight of its own."""
-        pieces = -(-count // self.rows)
-        edges = [count * i // pieces for i in range(pieces + 1)] if pieces else []
-        return [slice(a, b) for a, b in itertools.pairwise(edges)]
+        """Chunks of like size: a last one of few rows would cost a pass over the weight of its own. Large ones are whole
+        multiples of what matrix kernels like, and all but the last of one size, for which kernels are compiled once."""
+        if not count:
+            return []
+        size = -(-count // -(-count // self.rows))
+        if size > _ROUND:
+            size = -(-size // _ROUND) * _ROUND
+        return [slice(a, min(a + size, count)) for a in range(0, count, size)]
 
 
 def chunked_scores(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: Chunks) -> tuple[Tensor, Tensor]:

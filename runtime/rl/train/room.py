@@ -15,6 +15,7 @@ from runtime.rl.model import DecoderConfig
 
 USABLE_SHARE = 0.88  # of a card: the rest is the driver's, the allocator's gaps and what libraries hold
 ROW_FLOOR = 8192  # tokens of a row that keep a GPU busy: below, layers are rather computed again
+ROW_CEILING = 32768  # and beyond which it is no faster
 ROW_STEP = 1024
 _LARGE_CARD = 64 * 2**30
 _LOGIT_BYTES = {"large": 2**31, "small": 2**29, "cpu": 2**26}  # of one chunk's logits
@@ -71,11 +72,12 @@ def device_room(
         held = state_bytes(parameters, masters) + head_bytes(config, dtype, head_rows, compiled=compiled)
         free = max(0.0, USABLE_SHARE * card_bytes - held)
     rows = micro_batch_tokens
-    if free is not None and checkpointing != "off":
-        each = inputs if checkpointing == "on" else kept
-        fitting = int((free / each - 0.0) / (config.layers + 1)) if each else rows
+    if free is not None:
+        # One layer exists in full beside the inputs of all while it is computed again.
+        each = config.layers * inputs + kept if checkpointing == "on" else (config.layers + 1) * kept
+        fitting = int(free / each)
         fitting -= fitting % ROW_STEP
-        rows = min(micro_batch_tokens, max(fitting, ROW_FLOOR))
+        rows = min(rows, ROW_CEILING, max(fitting, ROW_FLOOR))
     return Room(
         row_tokens=rows,
         head_rows=head_rows,

@@ -71,7 +71,8 @@ class TorchTrainer:
         )
         self._params = dict(self._model.named_parameters())
         self._masters = {name: _master(p) for name, p in self._params.items()}
-        self._optimiser = _adamw(self._masters, algorithm)
+        self._fused = self._device.type == "cuda"
+        self._optimiser = _adamw(self._masters, algorithm, fused=self._fused)
         most = algorithm.micro_batch_tokens
         if gang is not None:
             most = micro_batch_tokens(most, gang.shares, gang.rank)
@@ -116,7 +117,7 @@ class TorchTrainer:
         if batch.step != self._version:
             raise RunError("the batch is for another version", got=batch.step, expected=str(self._version))
         started = time.perf_counter()
-        total = sum(w for s in batch.samples for w in s.weights)
+        total = sum(sum(s.weights) for s in batch.samples)
         done = self._compute(batch, total)
         loss, (sums, largest) = done.loss, token_sums(done.figures)
         if self._gang is not None:
@@ -194,7 +195,10 @@ class TorchTrainer:
                 moments = {key: torch.zeros_like(master) for key in ("exp_avg", "exp_avg_sq")}
                 for key, tensor in (("param", master), *moments.items()):
                     self._fill(tensor, stored, f"{key}.{name}")
-                self._optimiser.state[master] = {"step": torch.tensor(float(stored.facts.optimiser_steps)), **moments}
+                # A fused optimiser counts its steps on the device.
+                device = master.device if self._fused else "cpu"
+                steps = torch.tensor(float(stored.facts.optimiser_steps), device=device)
+                self._optimiser.state[master] = {"step": steps, **moments}
         self._to_model()
         self._version, self._lineage = step + 1, lineage
         self._optimiser_steps = stored.facts.optimiser_steps
@@ -297,7 +301,7 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
     return parameter
 
 
-def _adamw(masters: Mapping[str, nn.Parameter], algorithm: AlgorithmSection) -> torch.optim.AdamW:
+def _adamw(masters: Mapping[str, nn.Parameter], algorithm: AlgorithmSection, *, fused: bool) -> torch.optim.AdamW:
     """AdamW (arXiv:1711.05101); weight decay for matrices only, as usual for transformers."""
     matrices = [p for p in masters.values() if p.ndim > 1]
     vectors = [p for p in masters.values() if p.ndim <= 1]
@@ -305,4 +309,9 @@ def _adamw(masters: Mapping[str, nn.Parameter], algorithm: AlgorithmSection) -> 
         {"params": matrices, "weight_decay": algorithm.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=algorithm.learning_rate, betas=algorithm.betas)
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]],
+        lr=algorithm.learning_rate,
+        betas=algorithm.betas,
+        fused=fused or None,  # None: torch's choice, which tests on a CPU were made with
+    )
