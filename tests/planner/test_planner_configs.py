@@ -117,7 +117,8 @@ def test_everything_reaches_the_problem() -> None:
     p = problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path), overrides=said)
     assert (p.workload.mode, p.workload.eta, p.workload.samples_per_step) == ("sync", 0, 15)
     assert (p.workload.proximal_forward, p.workload.response.max_tokens) == (False, 64)
-    assert p.capabilities == replace(Capabilities.single_device_roles(), rollout_max_running=7)
+    ranks = replace(Capabilities.single_device_roles(), train_max_devices=None, trainer="fsdp")
+    assert p.capabilities == replace(ranks, rollout_max_running=7)
     assert (p.objective, p.floor_tokens_per_s, p.seed) == ("throughput_per_dollar", 9, 11)
     assert p.model.dtype_bytes == 4
     assert p.overrides == said
@@ -131,8 +132,30 @@ def test_ranks_of_two_kinds_are_planned_where_the_file_says_so() -> None:
     assert said(capabilities="unrestricted", mixed_ranks=True).train_mixed_dp
     assert not said(capabilities="unrestricted").train_mixed_dp
     assert not said(capabilities="runtime").train_mixed_dp
-    with pytest.raises(ValueError, match="mixed_ranks needs"):
-        config(planner={"capabilities": "runtime", "mixed_ranks": True})
+    assert said(capabilities="runtime", mixed_ranks=True).train_mixed_dp
+
+
+@pytest.mark.parametrize(
+    ("source", "trainer", "most"),
+    [
+        ("declared", {}, None),
+        ("declared", {"max_world": 4}, 4),
+        ("paced", {}, 1),
+        ("cpu", {}, 1),
+        ("cpu", {"max_world": 2}, 2),
+    ],
+)
+def test_a_run_plans_as_many_trainer_ranks_as_it_can_start(
+    source: str, trainer: dict[str, Any], most: int | None
+) -> None:
+    """Paced devices and CPUs share one host: there is one rank unless the file says more."""
+    kinds = {"slow": {"peak_flops": "1 GFLOP/s", "hbm": "1 GB/s", "memory": "1 GB", "link": "1 GB/s"}}
+    devices = [{"kind": "H100" if source == "declared" else "slow" if source == "paced" else "host-cpu", "count": 3}]
+    fleet = {"source": source, "devices": devices, "kinds": kinds, "pacing": "p.toml" if source == "paced" else None}
+    c = config(planner={"capabilities": "runtime", "mixed_ranks": True}, fleet=fleet, trainer=trainer)
+    caps = problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path)).capabilities
+    assert (caps.train_max_devices, caps.train_max_tp, caps.train_max_pp) == (most, 1, 1)
+    assert (caps.trainer, caps.train_mixed_dp) == (("replicated", False) if most == 1 else ("fsdp", True))
 
 
 def test_the_catalogue_names_its_sources() -> None:

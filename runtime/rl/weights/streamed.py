@@ -31,6 +31,7 @@ from runtime.rl.weights.sealed import (
     remove_sealed,
 )
 
+SIDE_BY_SIDE_BYTES = 2**20  # below, changing threads costs more than it saves
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -63,7 +64,7 @@ def write_tensors(
 ) -> dict[str, TensorEntry]:
     """Write `tensors`, which come in the order of `layout`, to `path` and sync it; returns what a manifest says of each.
 
-    Hashing of one tensor and writing it run side by side. WeightsError when a tensor is not what the layout says.
+    Hashing of a large tensor and writing it run side by side. WeightsError when a tensor is not what the layout says.
     """
     entries: dict[str, TensorEntry] = {}
     with path.open("wb") as file, ThreadPoolExecutor(1) as hasher:
@@ -75,12 +76,13 @@ def write_tensors(
                     "a tensor is not as announced", where=str(path), got=got, expected=f"{name} {expected}"
                 )
             flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-            digest = hasher.submit(hashlib.sha256, flat)
+            digest = hasher.submit(hashlib.sha256, flat) if flat.nbytes >= SIDE_BY_SIDE_BYTES else None
             file.write(flat)
+            sha256 = hashlib.sha256(flat) if digest is None else digest.result()
             entries[name] = TensorEntry(
                 shape=expected.shape,
                 dtype=str(expected.dtype).removeprefix("torch."),
-                sha256=digest.result().hexdigest(),
+                sha256=sha256.hexdigest(),
             )
         file.flush()
         os.fsync(file.fileno())
