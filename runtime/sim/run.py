@@ -11,19 +11,22 @@ from collections.abc import Callable
 
 import planner
 from planner.cluster import Device
+from planner.override import Override
 from planner.plan import Placement, Plan, Prediction
 from planner.problem import Problem
 from planner.record import replace
 from planner.repair import repair
-from planner.solution import Infeasible
+from planner.solution import Feasible, Infeasible
 from runtime.core.solved import PlanCause, shape
 from runtime.core.state import ClusterState, Need
 from runtime.core.trigger import HARD_LONGEST_S, HARD_QUIET_S, JOIN_LONGEST_S, JOIN_QUIET_S, due
+from runtime.policy.drift import pays, slowed_tokens_per_s
 from runtime.sim.churn import Change
 from runtime.sim.flow import SimulatedFlow
 from runtime.sim.options import Options
 from runtime.sim.physics import Physics, flow_rules
 from runtime.sim.timeline import Timeline
+from runtime.sim.watching import Watch
 
 INF = float("inf")
 PEAK_USD = 3600.0
@@ -62,6 +65,8 @@ class Run:
         self._moving = 0  # epoch of trainer moves
         self._need: Need | None = None
         self._rev = 0
+        drift = options.drift if options.churn_policy == "elastic" else None
+        self.watch = None if drift is None else Watch(problem, drift)
         self._down = False  # checkpoint-restart: between stop and start
         for change in options.changes:
             self.at(change.at_s, lambda c=change: self._change(c))  # type: ignore[misc]
@@ -135,7 +140,26 @@ class Run:
             self.blocked = f"no plan: {found.message}"
             return None
         self.blocked = ""
-        return found.plan
+        return self._apart(problem, found).plan
+
+    def _apart(self, problem: Problem, found: Feasible) -> Feasible:
+        """Of this plan and the one in which slow devices only generate, which is better on devices as slow as they are."""
+        slow = [d for d in problem.cluster.devices if self.watch is not None and d.id in self.watch.speeds]
+        if not slow:
+            return found
+        pins = tuple(Override(device=d.id, kind="pin", role="rollout", reason="slow") for d in slow)
+        other = planner.solve(
+            replace(problem, overrides=problem.overrides + pins),
+            scheduler=self.options.scheduler,
+            budget=self.options.budget,
+        )
+        if isinstance(other, Infeasible):
+            return found
+        return max(found, other, key=lambda s: self._slowed(s.plan, s.prediction))
+
+    def _slowed(self, plan: Plan, prediction: Prediction) -> float:
+        assert self.watch is not None
+        return slowed_tokens_per_s(plan, prediction, self.watch.speeds, synchronous=self.problem.workload.synchronous)
 
     def _begin(self) -> None:
         """The first plan stands at once: what starting costs is not a change."""
@@ -173,6 +197,8 @@ class Run:
         self.plan = plan = scored.plan
         if self.predicted is None:
             self.predicted = scored.prediction
+        if self.watch is not None:
+            self.watch.plan_in_force(plan, scored.prediction)
         self.plans.append((now, why))
         if self.timeline is not None:
             self.timeline.mark(f"plan: {why}", now)
@@ -228,7 +254,8 @@ class Run:
             self.flow.remove_replica(name, lost=lost)
 
     def _stepped(self) -> None:
-        """A step boundary: a trainer that is to move moves now."""
+        """A step boundary: measures are taken, and a trainer that is to move moves now."""
+        self._look_at_speeds()
         plan = self._wanted
         if (
             plan is not None
@@ -311,6 +338,14 @@ class Run:
         if self._train is not None:
             self.flow.slow_trainer(self._factor(self._train))
 
+    def _look_at_speeds(self) -> None:
+        if self.watch is None or self._train is None:
+            return
+        self.watch.step_ended(self.flow.books.steps[-1], self._train, self.slow)
+        why = self.watch.look(self.flow, self._placed)
+        if why:
+            self._needs("drift", why)
+
     def _lose(self, gone: set[str]) -> str:
         """What runs on devices that are gone ends; answers with what it was, in words."""
         hit = [name for name, p in self._placed.items() if gone & set(p.devices)]
@@ -374,7 +409,7 @@ class Run:
             since_s=old.since_s if old else now,
             last_s=now,
             rev=self._rev,
-            urgent_rev=self._rev if cause != "join" else (old.urgent_rev if old else self._rev),
+            urgent_rev=self._rev if cause not in ("join", "drift") else (old.urgent_rev if old else self._rev),
         )
         for t in (now + HARD_QUIET_S, now + JOIN_QUIET_S):
             self.at(t, self._look)
@@ -396,15 +431,25 @@ class Run:
             else:
                 self.blocked, repaired = "", found.plan
                 self.at(self.flow.now_s + costs.repair_s, lambda: self._adopt(repaired, f"repair: {why}", rev))
-        self.at(self.flow.now_s + costs.solve_s, lambda: self._full_plan(why, rev))
+        drift = need.causes == {"drift"}
+        self.at(self.flow.now_s + costs.solve_s, lambda: self._full_plan(why, rev, drift=drift))
 
-    def _full_plan(self, why: str, rev: int) -> None:
-        """The good plan, for the fleet as it is when it arrives: it was begun `solve_s` ago."""
+    def _full_plan(self, why: str, rev: int, *, drift: bool) -> None:
+        """The good plan, for the fleet as it is when it arrives: it was begun `solve_s` ago. Where devices only became slow it
+        must be worth its move."""
         if rev != self._rev:
             return  # something newer is being worked on
         plan = self._solve(self.problem_now())
-        if plan is not None:
+        if plan is not None and (not drift or self._pays(plan)):
             self._adopt(plan, why, rev)
+
+    def _pays(self, plan: Plan) -> bool:
+        costs, cost = self.options.costs, self._physics(plan).cost
+        now, then = (None if p is None else cost.evaluate(p) for p in (self.plan, plan))
+        if now is None or then is None or self.watch is None:
+            return now is None
+        rates = [self._slowed(s.plan, s.prediction) for s in (now, then)]
+        return pays(rates[0], rates[1], max(costs.start_s, costs.reform_s), self.watch.rule)
 
     def _adopt(self, plan: Plan, why: str, rev: int) -> None:
         if rev != self._rev or not self._there(plan):
