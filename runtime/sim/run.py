@@ -9,22 +9,20 @@ rule, and the full plan follows; samples go on elsewhere, the trainer moves at a
 import heapq
 from collections.abc import Callable
 
-import planner
 from planner.cluster import Device
-from planner.override import Override
 from planner.plan import Placement, Plan, Prediction
 from planner.problem import Problem
 from planner.record import replace
 from planner.repair import repair
-from planner.solution import Feasible, Infeasible
+from planner.solution import Infeasible
 from runtime.core.solved import PlanCause, shape
 from runtime.core.state import ClusterState, Need
 from runtime.core.trigger import HARD_LONGEST_S, HARD_QUIET_S, JOIN_LONGEST_S, JOIN_QUIET_S, due
-from runtime.policy.drift import pays, slowed_tokens_per_s
 from runtime.sim.churn import Change
 from runtime.sim.flow import SimulatedFlow
 from runtime.sim.options import Options
 from runtime.sim.physics import Physics, flow_rules
+from runtime.sim.plans import Plans
 from runtime.sim.timeline import Timeline
 from runtime.sim.watching import Watch
 
@@ -67,6 +65,7 @@ class Run:
         self._rev = 0
         drift = options.drift if options.churn_policy == "elastic" else None
         self.watch = None if drift is None else Watch(problem, drift)
+        self._plans = Plans(options, self.watch)
         self._down = False  # checkpoint-restart: between stop and start
         for change in options.changes:
             self.at(change.at_s, lambda c=change: self._change(c))  # type: ignore[misc]
@@ -132,34 +131,8 @@ class Run:
         return replace(self.problem, cluster=cluster, in_force=self.plan, switch_s=costs.start_s)
 
     def _solve(self, problem: Problem) -> Plan | None:
-        if not problem.cluster.devices:
-            self.blocked = "no device is there"
-            return None
-        found = planner.solve(problem, scheduler=self.options.scheduler, budget=self.options.budget)
-        if isinstance(found, Infeasible):
-            self.blocked = f"no plan: {found.message}"
-            return None
-        self.blocked = ""
-        return self._apart(problem, found).plan
-
-    def _apart(self, problem: Problem, found: Feasible) -> Feasible:
-        """Of this plan and the one in which slow devices only generate, which is better on devices as slow as they are."""
-        slow = [d for d in problem.cluster.devices if self.watch is not None and d.id in self.watch.speeds]
-        if not slow:
-            return found
-        pins = tuple(Override(device=d.id, kind="pin", role="rollout", reason="slow") for d in slow)
-        other = planner.solve(
-            replace(problem, overrides=problem.overrides + pins),
-            scheduler=self.options.scheduler,
-            budget=self.options.budget,
-        )
-        if isinstance(other, Infeasible):
-            return found
-        return max(found, other, key=lambda s: self._slowed(s.plan, s.prediction))
-
-    def _slowed(self, plan: Plan, prediction: Prediction) -> float:
-        assert self.watch is not None
-        return slowed_tokens_per_s(plan, prediction, self.watch.speeds, synchronous=self.problem.workload.synchronous)
+        plan, self.blocked = self._plans.solve(problem)
+        return plan
 
     def _begin(self) -> None:
         """The first plan stands at once: what starting costs is not a change."""
@@ -440,16 +413,8 @@ class Run:
         if rev != self._rev:
             return  # something newer is being worked on
         plan = self._solve(self.problem_now())
-        if plan is not None and (not drift or self._pays(plan)):
+        if plan is not None and (not drift or self._plans.pays(self._physics(plan).cost, self.plan, plan)):
             self._adopt(plan, why, rev)
-
-    def _pays(self, plan: Plan) -> bool:
-        costs, cost = self.options.costs, self._physics(plan).cost
-        now, then = (None if p is None else cost.evaluate(p) for p in (self.plan, plan))
-        if now is None or then is None or self.watch is None:
-            return now is None
-        rates = [self._slowed(s.plan, s.prediction) for s in (now, then)]
-        return pays(rates[0], rates[1], max(costs.start_s, costs.reform_s), self.watch.rule)
 
     def _adopt(self, plan: Plan, why: str, rev: int) -> None:
         if rev != self._rev or not self._there(plan):
