@@ -233,17 +233,28 @@ def table(folder: Path, only: Collection[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_table(page: str, rows: str) -> str:
+    """The page with these rows in place of its first table, or after what it says where it has none."""
+    lines = page.splitlines(keepends=True)
+    begin = next((i for i, line in enumerate(lines) if line.startswith("|")), None)
+    if begin is None:
+        return page + rows
+    end = next((i for i in range(begin, len(lines)) if not lines[i].startswith("|")), len(lines))
+    return "".join(lines[:begin]) + rows + "".join(lines[end:])
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spot_traces", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--write", type=Path, help="write the table there too")
+    parser.add_argument("--write", type=Path, help="put the table there too, in place of the one it has")
     parser.add_argument("--policy", action="append", default=[], choices=[p[0] for p in POLICIES], help="default: all")
     given = parser.parse_args()
     text = table(given.folder, given.policy)
     print(text)
     if given.write is not None:
-        given.write.write_text(text)
+        page = given.write.read_text() if given.write.exists() else ""
+        given.write.write_text(with_table(page, text))
     return 0
 
 

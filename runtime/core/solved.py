@@ -5,7 +5,7 @@ from typing import Literal
 from planner.plan import Plan, Prediction
 from planner.record import record
 
-PlanCause = Literal["start", "loss", "join", "operator", "quarantine"]
+PlanCause = Literal["start", "loss", "join", "operator", "quarantine", "drift"]
 
 
 @record

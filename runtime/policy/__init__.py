@@ -1,1 +1,1 @@
-"""Policies of the run: admission and staleness, dispatch. Pure functions of what they are given."""
+"""Policies of the run: admission and staleness, dispatch, drift, memory of killed GPUs. Pure functions of what they are given."""

@@ -15,9 +15,9 @@ from runtime.sim.decoding import INF, Decoding, Held, Lane
 from runtime.sim.figures import Books, StepSeen
 from runtime.sim.granting import Granting
 from runtime.sim.groups import RING, Floats, GroupTable, Ints, Suspended
-from runtime.sim.links import Links
 from runtime.sim.rules import FlowRules, WeightsPath
 from runtime.sim.speed import ReplicaSpeed, TrainerSpeed
+from runtime.sim.spreading import Spreading
 from runtime.sim.timeline import Timeline
 from runtime.sim.windows import is_fine, least_train_s, longest_s, soonest_batch_s
 
@@ -31,13 +31,12 @@ class SimulatedFlow:
     def __init__(self, rules: FlowRules, seed: int, timeline: Timeline | None = None) -> None:
         self.rules, self.policy, self.timeline = rules, rules.policy, timeline
         self.now_s = 0.0
-        self.decoding, self.links, self.books = Decoding(), Links(), Books()
+        self.decoding, self.books = Decoding(), Books()
+        self.weights = Spreading(rules, self.decoding, self.books, timeline)
         rows = self.policy.most_outstanding + 2 * self.policy.prompts_per_step
         self.groups = GroupTable(rules.responses_per_prompt, rows)
         self.granting = Granting(rules, self.decoding, self.groups, seed)
         self.numbers: dict[str, int] = {}
-        self._paths: dict[str, WeightsPath] = {}
-        self._loading: dict[str, int] = {}  # replica -> version on its way
         self.trainer: TrainerSpeed | None = None
         self._slow = 1.0
         self._since_s = 0.0  # when the trainer entered its state
@@ -62,7 +61,7 @@ class SimulatedFlow:
         """A replica begins to serve now, on the newest weights."""
         allowed = self.granting.join(name, speed)
         self.numbers[name] = self.decoding.add(Lane(name=name, speed=speed), self.version, allowed)
-        self._paths[name] = path
+        self.weights.join(name, path)
 
     def remove_replica(self, name: str, *, lost: bool) -> None:
         """It stops serving. Its samples go on elsewhere, without what was not journalled when it is `lost`."""
@@ -71,8 +70,8 @@ class SimulatedFlow:
         i, d = self.numbers[name], self.decoding
         self._suspend(i, np.flatnonzero(np.isfinite(d.mine(d.ends, i))) + d.begin[i], lost=lost)
         self.books.retire(d.remove(i))
-        self.links.forget(name)
-        self._loading.pop(name, None)
+        self.weights.leave(name)
+        self._updated()
         self.numbers = {lane.name: j for j, lane in enumerate(d.lanes)}
 
     def _suspend(self, i: int, at: Ints, *, lost: bool) -> None:
@@ -177,7 +176,7 @@ class SimulatedFlow:
         look, g = INF, self.policy.prompts_per_step
         if self._may_start() and len(self._complete) >= g:
             look = next((t for t, _ in self._complete[g - 1 :] if t > self.now_s), INF)
-        return min(self._ends_s, self.links.next_s(), look)
+        return min(self._ends_s, self.weights.links.next_s(), look)
 
     def _window(self, h: float) -> None:
         d, began = self.decoding, self.now_s
@@ -353,11 +352,13 @@ class SimulatedFlow:
         """Events that are due."""
         if self._ends_s <= self.now_s + 1e-12:
             self._end_step()
-        for stream in self.links.done(self.now_s):
-            if self.timeline is not None:
-                self.timeline.span("links", stream.link, f"weights {stream.tag}", stream.began_s, self.now_s)
-            for name in stream.waiting:
-                self._arrive(name)
+        self.weights.happen(self.numbers, self.version, self.now_s)
+        self._updated()
+
+    def _updated(self) -> None:
+        """A trainer that waits for the replicas' updates waits no longer than there are any."""
+        if self._state == "updating" and not self.weights.under_way:
+            self._enter("waiting")
 
     def _end_step(self) -> None:
         assert self._batch is not None
@@ -371,9 +372,9 @@ class SimulatedFlow:
         self.groups.release(rows)
         self._batch, self._began_s, self._ends_s = None, None, INF
         self.granting.version = step + 1
-        for name in self.numbers:
-            self._send(name)
-        self._enter("updating" if self.rules.pause_all and self._loading else "waiting")
+        for name, i in self.numbers.items():
+            self.weights.send(name, i, self.version, self.now_s)
+        self._enter("updating" if self.rules.pause_all and self.weights.under_way else "waiting")
         self.on_step()
 
     def _trained(self, rows: Ints, step: int) -> StepSeen:
@@ -418,42 +419,6 @@ class SimulatedFlow:
             self._views.pop(row, None)
         g.given_up += len(rows)
         g.release(rows)
-
-    # Weights
-
-    def _send(self, name: str) -> None:
-        """New weights are published: the replica gets them, unless older ones are still on their way to it."""
-        if name in self._loading:
-            return
-        path, i = self._paths[name], self.numbers[name]
-        self._loading[name] = self.version
-        if path.size_bytes <= 0 and path.fixed_s <= 0:
-            self._arrive(name)
-            return
-        if not self.rules.overlapped:
-            self.decoding.paused[i] = True
-        self.links.send(
-            self.now_s,
-            link=path.link,
-            rate_bytes_per_s=path.bytes_per_s,
-            size_bytes=path.size_bytes,
-            fixed_s=path.fixed_s,
-            tag=self.version,
-            to=name,
-        )
-
-    def _arrive(self, name: str) -> None:
-        i, version = self.numbers[name], self._loading.pop(name)
-        self.decoding.switch(i, version)
-        self.decoding.paused[i] = False
-        if self.rules.recompute:
-            again = self.decoding.recompute_s(i)
-            self.decoding.stall[i] += again
-            self.books.recomputed_tokens += int(self.decoding.context[i])
-        if version < self.version:
-            self._send(name)
-        if self._state == "updating" and not self._loading:
-            self._enter("waiting")
 
     # What is seen
 

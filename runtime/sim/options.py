@@ -7,6 +7,7 @@ from planner.errors import InvalidInput
 from planner.plan import Prediction
 from planner.problem import Budget
 from planner.record import record
+from runtime.policy.drift import DriftRule
 from runtime.policy.staleness import StalePolicy
 from runtime.sim.churn import Change
 from runtime.sim.lengths import LengthModel
@@ -44,6 +45,7 @@ class Options:
     changes: tuple[Change, ...] = ()
     churn_policy: ChurnPolicy = "elastic"
     costs: Costs = Costs()
+    drift: DriftRule | None = None  # elastic: when slow devices lead to a new plan; None: never, as the daemon has it
     windows: int = 8  # of time, in the mean generation time of a sample: more is finer
 
     def __post_init__(self) -> None:

@@ -9,7 +9,6 @@ rule, and the full plan follows; samples go on elsewhere, the trainer moves at a
 import heapq
 from collections.abc import Callable
 
-import planner
 from planner.cluster import Device
 from planner.plan import Placement, Plan, Prediction
 from planner.problem import Problem
@@ -23,7 +22,9 @@ from runtime.sim.churn import Change
 from runtime.sim.flow import SimulatedFlow
 from runtime.sim.options import Options
 from runtime.sim.physics import Physics, flow_rules
+from runtime.sim.plans import Plans
 from runtime.sim.timeline import Timeline
+from runtime.sim.watching import Watch
 
 INF = float("inf")
 PEAK_USD = 3600.0
@@ -62,6 +63,9 @@ class Run:
         self._moving = 0  # epoch of trainer moves
         self._need: Need | None = None
         self._rev = 0
+        drift = options.drift if options.churn_policy == "elastic" else None
+        self.watch = None if drift is None else Watch(problem, drift)
+        self._plans = Plans(options, self.watch)
         self._down = False  # checkpoint-restart: between stop and start
         for change in options.changes:
             self.at(change.at_s, lambda c=change: self._change(c))  # type: ignore[misc]
@@ -127,15 +131,8 @@ class Run:
         return replace(self.problem, cluster=cluster, in_force=self.plan, switch_s=costs.start_s)
 
     def _solve(self, problem: Problem) -> Plan | None:
-        if not problem.cluster.devices:
-            self.blocked = "no device is there"
-            return None
-        found = planner.solve(problem, scheduler=self.options.scheduler, budget=self.options.budget)
-        if isinstance(found, Infeasible):
-            self.blocked = f"no plan: {found.message}"
-            return None
-        self.blocked = ""
-        return found.plan
+        plan, self.blocked = self._plans.solve(problem)
+        return plan
 
     def _begin(self) -> None:
         """The first plan stands at once: what starting costs is not a change."""
@@ -173,6 +170,8 @@ class Run:
         self.plan = plan = scored.plan
         if self.predicted is None:
             self.predicted = scored.prediction
+        if self.watch is not None:
+            self.watch.plan_in_force(plan, scored.prediction)
         self.plans.append((now, why))
         if self.timeline is not None:
             self.timeline.mark(f"plan: {why}", now)
@@ -228,7 +227,8 @@ class Run:
             self.flow.remove_replica(name, lost=lost)
 
     def _stepped(self) -> None:
-        """A step boundary: a trainer that is to move moves now."""
+        """A step boundary: measures are taken, and a trainer that is to move moves now."""
+        self._look_at_speeds()
         plan = self._wanted
         if (
             plan is not None
@@ -311,6 +311,14 @@ class Run:
         if self._train is not None:
             self.flow.slow_trainer(self._factor(self._train))
 
+    def _look_at_speeds(self) -> None:
+        if self.watch is None or self._train is None:
+            return
+        self.watch.step_ended(self.flow.books.steps[-1], self._train, self.slow)
+        why = self.watch.look(self.flow, self._placed)
+        if why:
+            self._needs("drift", why)
+
     def _lose(self, gone: set[str]) -> str:
         """What runs on devices that are gone ends; answers with what it was, in words."""
         hit = [name for name, p in self._placed.items() if gone & set(p.devices)]
@@ -374,7 +382,7 @@ class Run:
             since_s=old.since_s if old else now,
             last_s=now,
             rev=self._rev,
-            urgent_rev=self._rev if cause != "join" else (old.urgent_rev if old else self._rev),
+            urgent_rev=self._rev if cause not in ("join", "drift") else (old.urgent_rev if old else self._rev),
         )
         for t in (now + HARD_QUIET_S, now + JOIN_QUIET_S):
             self.at(t, self._look)
@@ -396,14 +404,16 @@ class Run:
             else:
                 self.blocked, repaired = "", found.plan
                 self.at(self.flow.now_s + costs.repair_s, lambda: self._adopt(repaired, f"repair: {why}", rev))
-        self.at(self.flow.now_s + costs.solve_s, lambda: self._full_plan(why, rev))
+        drift = need.causes == {"drift"}
+        self.at(self.flow.now_s + costs.solve_s, lambda: self._full_plan(why, rev, drift=drift))
 
-    def _full_plan(self, why: str, rev: int) -> None:
-        """The good plan, for the fleet as it is when it arrives: it was begun `solve_s` ago."""
+    def _full_plan(self, why: str, rev: int, *, drift: bool) -> None:
+        """The good plan, for the fleet as it is when it arrives: it was begun `solve_s` ago. Where devices only became slow it
+        must be worth its move."""
         if rev != self._rev:
             return  # something newer is being worked on
         plan = self._solve(self.problem_now())
-        if plan is not None:
+        if plan is not None and (not drift or self._plans.pays(self._physics(plan).cost, self.plan, plan)):
             self._adopt(plan, why, rev)
 
     def _adopt(self, plan: Plan, why: str, rev: int) -> None:

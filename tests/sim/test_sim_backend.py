@@ -11,10 +11,10 @@ from planner.problem import Problem
 from planner.record import replace
 from planner.solution import Feasible
 from runtime.backends.simulated.running import SimulatedRun
-from runtime.backends.simulated.script import DeviceLeaves
+from runtime.backends.simulated.script import DeviceLeaves, UnitDies
 from runtime.config.load import load_config, need_runnable
 from runtime.config.problem import cluster_from_config, problem_from_config
-from runtime.core.action import DrainReplica, StartReplica, StartTrainer, StopReplica
+from runtime.core.action import DrainReplica, StartReplica, StartTrainer, StopReplica, StopTrainer
 from runtime.core.observation import Observation
 from runtime.daemon.worlds import RayWorld, SimulatedWorld, world_of
 
@@ -92,6 +92,26 @@ def test_a_drained_replica_loses_nothing(planned: tuple[Problem, Plan]) -> None:
     assert "r0" not in {r.id for r in seen.replicas}
     assert seen.flow is not None
     assert seen.flow.redone_tokens == 0
+
+
+def test_a_trainer_that_begins_again_where_it_was_keeps_its_shapes(planned: tuple[Problem, Plan]) -> None:
+    """They are known for its devices and all replicas, so nobody is asked for them again."""
+    problem, plan = planned
+    backend = started(problem, plan)
+    look(backend, 1, 10)
+    before = dict(backend._known)
+    assert plan.train is not None
+    backend.fleet.inject(UnitDies(at_s=10.0, device=plan.train.devices[0]))
+    assert [t.phase for t in look(backend, 10, 12).trainers] == ["dead"]
+    backend.apply(StopTrainer(trainer="t0", epoch=1))
+    backend.apply(StartTrainer(trainer="t0", epoch=2, devices=plan.train.devices))
+    stood = look(backend, 12, 13).flow
+    flow = look(backend, 13, 30).flow
+    assert stood is not None
+    assert flow is not None
+    assert flow.step > stood.step
+    assert before.keys() == backend._known.keys()
+    assert all(backend._known[devices] is p for devices, p in before.items())
 
 
 def test_it_is_finished_after_its_steps(planned: tuple[Problem, Plan]) -> None:

@@ -78,6 +78,29 @@ def test_a_weight_update_splits_a_sample_into_spans_at_the_token() -> None:
     assert ages == [{0: 1000}, {1: 1000}, {2: 1000}, {3: 500, 2: 500}]
 
 
+def test_a_trainer_does_not_wait_for_the_update_of_a_replica_that_is_gone() -> None:
+    """Updates that pause everything take 5 s to `slow` and nothing to `quick`; `slow` goes in the middle of its first one."""
+    length = LengthModel(family="constant", mean_tokens=100, max_tokens=100)
+    rules = FlowRules(
+        policy=StalenessPolicy(eta=1, prompts_per_step=2),
+        responses_per_prompt=1,
+        prompt=LengthModel(family="constant", mean_tokens=1, max_tokens=1),
+        response=length,
+        pause_all=True,
+        steps=10,
+    )
+    flow = SimulatedFlow(rules, 0)
+    speed = ReplicaSpeed(slots=1, base_s=np.array([0, 0.01]), kv_s=np.zeros(2), kv_tokens=math.inf)
+    flow.add_replica("quick", speed, WeightsPath())
+    flow.add_replica("slow", speed, WeightsPath(link="a", bytes_per_s=1.0, size_bytes=5.0))
+    flow.set_trainer(TrainerSpeed(train_s=1.0))
+    while flow.state != "updating":
+        flow.advance(flow.now_s + 0.1)
+    flow.remove_replica("slow", lost=True)
+    assert flow.state == "waiting"
+    assert flow.advance(1000.0) == "steps"
+
+
 def test_streams_on_one_link_share_it_and_others_do_not() -> None:
     """Two streams of 100 bytes on a link of 10 bytes/s, the second from 5 s on: 50 bytes alone, then 5 bytes/s each."""
     links = Links()

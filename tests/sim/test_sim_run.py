@@ -14,6 +14,7 @@ from planner.problem import Budget, Problem
 from planner.record import replace
 from planner.solution import Feasible
 from planner.workload import Lengths, Workload
+from runtime.policy.drift import DriftRule
 from runtime.policy.staleness import StalePolicy
 from runtime.sim import CHURN_POLICIES, Change, ChurnPolicy, Costs, Options, SimulatedRun, simulate
 from runtime.sim.report import summary
@@ -118,14 +119,16 @@ CHANGES = st.lists(
     stale=st.sampled_from(["mask", "wait", "drop"]),
     eta=st.integers(0, 3),
     update=st.sampled_from(["rolling", "pause", "overlapped"]),
+    drift=st.sampled_from([None, DriftRule(enter_s=1.0, payback_s=1e9)]),
     seed=st.integers(0, 5),
 )
 def test_nothing_is_lost_and_every_run_ends_or_says_why_it_waits(
-    *, changes: list[Change], policy: ChurnPolicy, stale: StalePolicy, eta: int, update: str, seed: int
-) -> None:
+    *, changes: list[Change], policy: ChurnPolicy, stale: StalePolicy, eta: int, update: str, drift: DriftRule | None,
+    seed: int,
+) -> None:  # fmt: skip
     options = Options(
         steps=30, until_s=2000.0, seed=seed, stale=stale, budget=QUICK, changes=tuple(changes), churn_policy=policy,
-        costs=COSTS,
+        costs=COSTS, drift=drift,
     )  # fmt: skip
     run = simulate(problem(eta=eta, update_mode=update), None, options)
     check(run, eta)

@@ -4,36 +4,18 @@ import math
 from collections.abc import Iterable
 
 from planner.cluster import Cluster
-from runtime.backends.simulated.fleet import SimBody, SimDevice, SimFleet
+from runtime.backends.simulated.fleet import REPLICA_PHASES, TRAINER_PHASES, SimBody, SimFleet
 from runtime.backends.simulated.script import Behaviour, Fault
 from runtime.core.action import Step
 from runtime.core.observation import (
-    DeviceSample,
-    DeviceSeen,
     Observation,
-    ReplicaPhase,
     ReplicaSeen,
-    TrainerPhase,
     TrainerSeen,
     Work,
 )
 from runtime.rl.types import EngineStats, FlowStatus, ReplicaStatus, WeightsRef
 
 LABEL = "simulated"
-_REPLICA: dict[str, ReplicaPhase] = {
-    "starting": "starting",
-    "serving": "serving",
-    "draining": "draining",
-    "drained": "drained",
-    "dead": "dead",
-}
-_TRAINER: dict[str, TrainerPhase] = {
-    "starting": "starting",
-    "serving": "running",
-    "draining": "quiescing",
-    "drained": "quiesced",
-    "dead": "dead",
-}
 
 
 class SimulatedBackend:
@@ -64,7 +46,7 @@ class SimulatedBackend:
         bodies = self.fleet.bodies.values()
         return Observation(
             at_s=now_s,
-            devices=tuple(self._device(d, now_s) for d in self.fleet.devices.values()),
+            devices=self.fleet.seen(now_s),
             replicas=tuple(self._replica(b, now_s) for b in bodies if not b.trains),
             trainers=tuple(self._trainer(b, now_s) for b in bodies if b.trains),
             flow=self._flow(now_s),
@@ -115,18 +97,6 @@ class SimulatedBackend:
     def _works(b: SimBody) -> bool:
         return b.phase == "serving" and b.hung_since_s is None
 
-    def _device(self, d: SimDevice, now_s: float) -> DeviceSeen:
-        dev = d.device
-        return DeviceSeen(
-            id=dev.id,
-            kind=dev.kind,
-            node=dev.node,
-            index=dev.index,
-            present=d.present,
-            sample=DeviceSample(),
-            age_s=0.0 if d.present is not None else now_s - d.silent_since_s,
-        )
-
     def _age_s(self, b: SimBody, now_s: float) -> float:
         return 0.0 if b.hung_since_s is None else now_s - b.hung_since_s
 
@@ -136,7 +106,7 @@ class SimulatedBackend:
             id=b.id,
             epoch=b.epoch,
             devices=b.devices,
-            phase=_REPLICA[b.phase],
+            phase=REPLICA_PHASES[b.phase],
             version=self._version() if b.phase in ("serving", "draining") else None,
             digest=None,
             running=self._behaviour.slots if self._open and b.phase == "serving" else 0,
@@ -161,7 +131,7 @@ class SimulatedBackend:
             id=b.id,
             epoch=b.epoch,
             devices=b.devices,
-            phase=_TRAINER[b.phase],
+            phase=TRAINER_PHASES[b.phase],
             step=self._version() if b.phase == "serving" else None,
             tokens_per_s=self._behaviour.train_tokens_per_s if self._works(b) else 0.0,
             host_lag_share=None,

@@ -16,6 +16,23 @@ from runtime.core.action import (
     StopReplica,
     StopTrainer,
 )
+from runtime.core.observation import DeviceSample, DeviceSeen, ReplicaPhase, TrainerPhase
+
+# A body's phase in the words of an observation.
+REPLICA_PHASES: dict[str, ReplicaPhase] = {
+    "starting": "starting",
+    "serving": "serving",
+    "draining": "draining",
+    "drained": "drained",
+    "dead": "dead",
+}
+TRAINER_PHASES: dict[str, TrainerPhase] = {
+    "starting": "starting",
+    "serving": "running",
+    "draining": "quiescing",
+    "drained": "quiesced",
+    "dead": "dead",
+}
 
 
 @dataclasses.dataclass
@@ -68,6 +85,21 @@ class SimFleet:
         self._ended: dict[str, int] = {}  # unit -> newest epoch that was stopped
         self._pids = 100_000
         self._numbers = 0
+
+    def seen(self, now_s: float) -> tuple[DeviceSeen, ...]:
+        """The devices as an observation has them."""
+        return tuple(
+            DeviceSeen(
+                id=d.device.id,
+                kind=d.device.kind,
+                node=d.device.node,
+                index=d.device.index,
+                present=d.present,
+                sample=DeviceSample(),
+                age_s=0.0 if d.present is not None else now_s - d.silent_since_s,
+            )
+            for d in self.devices.values()
+        )
 
     def inject(self, fault: Fault) -> None:
         """One more fault."""

@@ -1,8 +1,8 @@
 """A whole simulated run behind the daemon: bodies come and go as the loop orders, what they do is the simulator's.
 
 Always labelled simulated. Virtual time goes `speed` times as fast as the clock; where the simulation cannot keep up, a look
-never takes long and virtual time lags. Steps name devices only, so when a trainer begins the planner is asked for the shapes (about a
-second, once a move).
+never takes long and virtual time lags. Steps name devices only, so when a trainer begins among devices
+whose shapes are not known yet the planner is asked for them (about a second).
 """
 
 import math
@@ -18,17 +18,13 @@ from planner.problem import Budget, Problem
 from planner.record import replace
 from planner.refit import refitted
 from planner.solution import Feasible
-from runtime.backends.simulated.fleet import SimBody, SimDevice, SimFleet
+from runtime.backends.simulated.fleet import REPLICA_PHASES, TRAINER_PHASES, SimBody, SimFleet
 from runtime.backends.simulated.script import Behaviour
 from runtime.backends.simulated.status import flow_status
 from runtime.core.action import Step
 from runtime.core.observation import (
-    DeviceSample,
-    DeviceSeen,
     Observation,
-    ReplicaPhase,
     ReplicaSeen,
-    TrainerPhase,
     TrainerSeen,
 )
 from runtime.rl.types import FlowStatus
@@ -39,13 +35,6 @@ from runtime.sim.physics import Physics, flow_rules
 BUDGET = Budget(evaluations=60, mip_seconds=1.0)  # of the shapes of a new trainer's run
 LOOK_S = 0.2  # of real time that one look may simulate
 RECENT = 40  # looks over which shares of time are told
-_PHASES: dict[str, tuple[ReplicaPhase, TrainerPhase]] = {
-    "starting": ("starting", "starting"),
-    "serving": ("serving", "running"),
-    "draining": ("draining", "quiescing"),
-    "drained": ("drained", "quiesced"),
-    "dead": ("dead", "dead"),
-}
 _NOWHERE = Placement(role="train", kind="", devices=("",))
 
 
@@ -78,7 +67,7 @@ class SimulatedRun:
         bodies = tuple(self.fleet.bodies.values())
         return Observation(
             at_s=now_s,
-            devices=tuple(self._device(d, now_s) for d in self.fleet.devices.values()),
+            devices=self.fleet.seen(now_s),
             replicas=tuple(self._replica(b) for b in bodies if not b.trains),
             trainers=tuple(self._trains(b) for b in bodies if b.trains),
             flow=self._status(bodies),
@@ -166,6 +155,9 @@ class SimulatedRun:
     def _lay_out(self, trainer: SimBody) -> None:
         """The planner's shapes for devices whose roles are given: the trainer's and those of what else is there."""
         there = [b for b in self.fleet.bodies.values() if b.phase != "dead"]
+        known = [self._known.get(frozenset(b.devices)) for b in there]
+        if all(p is not None and (p.role == "train") == b.trains for p, b in zip(known, there, strict=True)):
+            return  # a trainer that begins again where it was, or among replicas laid out before
         roles: dict[str, Role] = {d: "rollout" for b in there if not b.trains for d in b.devices}
         roles |= dict.fromkeys(trainer.devices, "train")
         devices = tuple(d for d in self._problem.cluster.devices if d.id in roles)
@@ -198,13 +190,6 @@ class SimulatedRun:
 
     # What is seen
 
-    def _device(self, d: SimDevice, now_s: float) -> DeviceSeen:
-        dev = d.device
-        return DeviceSeen(
-            id=dev.id, kind=dev.kind, node=dev.node, index=dev.index, present=d.present, sample=DeviceSample(),
-            age_s=0.0 if d.present is not None else now_s - d.silent_since_s,
-        )  # fmt: skip
-
     def _number(self, b: SimBody) -> int | None:
         name = self._serving.get((b.id, b.epoch))
         return None if name is None else self.flow.numbers.get(name)
@@ -219,7 +204,7 @@ class SimulatedRun:
             share = float(d.context[i] / d.capacity[i]) if math.isfinite(d.capacity[i]) else None
             slots, version = d.lanes[i].speed.slots, int(d.version[i])
         return ReplicaSeen(
-            id=b.id, epoch=b.epoch, devices=b.devices, phase=_PHASES[b.phase][0], version=version, digest=None,
+            id=b.id, epoch=b.epoch, devices=b.devices, phase=REPLICA_PHASES[b.phase], version=version, digest=None,
             running=running, slots=slots, tokens_per_s=rate, kv_used_share=share, host_lag_share=None, pid=b.pid, age_s=0.0,
             leased=running, reason=b.reason,
         )  # fmt: skip
@@ -230,7 +215,7 @@ class SimulatedRun:
         last = books.steps[-1] if serves and books.steps else None
         rate = None if last is None else (last.trained_tokens + last.masked_tokens) / (last.ended_s - last.began_s)
         return TrainerSeen(
-            id=b.id, epoch=b.epoch, devices=b.devices, phase=_PHASES[b.phase][1],
+            id=b.id, epoch=b.epoch, devices=b.devices, phase=TRAINER_PHASES[b.phase],
             step=self.flow.version if b.phase == "serving" else None, tokens_per_s=rate, host_lag_share=None, pid=b.pid,
             age_s=0.0, reason=b.reason,
         )  # fmt: skip
