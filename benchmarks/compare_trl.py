@@ -27,6 +27,7 @@ from runtime.config.load import load_config
 from runtime.config.schema import Config
 from runtime.rl.rewards.verifiers import VerifierSpec, make_verifier
 from runtime.rl.tasks.rows import read_rows
+from tests.live import LiveRun, steps
 
 SETTLE = 5  # steps left out at the start: compilation, empty queues
 LAST = 20  # steps whose reward is reported
@@ -54,24 +55,19 @@ def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def hexctl_rows(config: Path, seconds: float, root: Path) -> list[dict[str, float]]:
-    """Steps of `hexctl daemon`, from the run's metrics.jsonl. A run's time counts from its first step."""
-    command = [
-        sys.executable,
-        "-m",
-        "hexctl",
-        "daemon",
-        str(config),
-        "--for",
-        f"{seconds:g}s",
-        "--set",
-        f'run.root="{root}"',
-    ]
-    subprocess.run(command, check=True, timeout=seconds + START_S)
-    lines = next(root.glob("*/metrics.jsonl")).read_text().splitlines()
-    return [
-        {"at_s": r["time_unix_s"], **{k: r[k] for k in ("trained_tokens", "reward_mean")}}
-        for r in map(json.loads, lines)
-    ]
+    """Steps of `hexctl daemon`, from the run's metrics.jsonl. A run's time counts from when trainer and replica are at work.
+    Whatever happens nothing of the run is left, and the steps it made are told."""
+    run = LiveRun(root)
+    try:
+        run.start(config.resolve(), "--for", f"{seconds:g}s")
+        run.until(lambda s: steps(s) > 0, "a first step", deadline_s=START_S)
+        run.end(seconds + START_S)
+    except (AssertionError, subprocess.TimeoutExpired) as e:
+        print(f"hexctl: {e}", file=sys.stderr)
+    finally:
+        run.close()
+        sys.stderr.write(run.log.read_text()[-6000:])
+    return [{"at_s": r["time_unix_s"], **{k: r[k] for k in ("trained_tokens", "reward_mean")}} for r in run.metrics()]
 
 
 def trl_rows(config: Path, seconds: float, root: Path) -> list[dict[str, float]]:
