@@ -92,10 +92,9 @@ def _hosting(scan: SideScan, period_s: float, cell: SideCell) -> Hosting:
     window_s = period_s - cell.side_s
     assert scan.pairing is not None, "there is a cell"
     trained = tuple(i for i, x in enumerate(cell.actor) if x)
-    pause = scan.pairing.home_s[0][scan.pairing.combinations.index(trained)]
-    overlapped = scan.pairing.overlapped
-    pauses = {k: 0.0 if overlapped else float(s) for k, s in zip(scan.kinds, pause, strict=True)}
-    return Hosting(scan.cost, scan.sides, scan.classes, pauses, window_s)
+    several = len({c.place.region for c in scan.classes}) > 1
+    links = {k: scan.pairing.home_link(trained, i, several=several) for i, k in enumerate(scan.kinds)}
+    return Hosting(scan.cost, scan.sides, scan.classes, links, window_s)
 
 
 def _plan_hosted(search: Search, scan: SideScan, hosted: HostedWay, window_s: float) -> None:
