@@ -253,13 +253,13 @@ class CostModel:
             if r.max_running is not None and offers:
                 if r.max_running > self.running_limit(shape, beside):
                     return None
-                offers = self._capped(shape, offers[0].transfer_s, r.max_running)
+                offers = self.capped(shape, offers[0].transfer_s, r.max_running)
             if not offers:
                 return None
             found.setdefault(offers, []).append(r)
         return [(Group(offers=o, count=len(rs), mandatory=True), rs) for o, rs in found.items()]
 
-    def _capped(self, shape: ReplicaShape, transfer_s: float, running: int) -> tuple[Offer, ...]:
+    def capped(self, shape: ReplicaShape, transfer_s: float, running: int) -> tuple[Offer, ...]:
         """The offers of a replica whose plan says how many samples it runs; at the end of a sync rollout, fewer."""
         if self.rules.sync:
             return self._made(shape, transfer_s, running)
