@@ -17,7 +17,7 @@ from planner.cost.step import Group, Offer, Rules, even_period, make_offer, rule
 from planner.cost.traffic import linked_egress_usd
 from planner.cost.training import StageShape, TrainerCost, TrainerShape, imbalance, train_cost
 from planner.cost.update import update_s
-from planner.cost.waves import Curve, finished, makespan
+from planner.cost.waves import Curve, Wave, finished, makespan
 from planner.plan import Placement, Plan, Prediction, Stage, Task
 from planner.problem import Problem
 from planner.record import record, replace
@@ -115,8 +115,9 @@ class CostModel:
                 tau_s=tau,
                 recompute_s=self.level(shape, high).recompute_s * running / high,
             )
-            spans = makespan(self.problem.workload.response, self.problem.workload.samples_per_step)
-            self._curves[key] = level, finished(running, low, tau, fixed, mean, spans)
+            bends = makespan(self.problem.workload.response, self.problem.workload.samples_per_step)
+            wave = Wave(running=running, least=low, tau_s=tau, fixed_s=fixed, tokens=mean)
+            self._curves[key] = level, finished(wave, bends)
         level, curve = self._curves[key]
         return make_offer(level, transfer_s, self.problem.workload, curve)
 

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.lengths import quantiles
+from planner.record import record
 from planner.workload import Lengths
 
 Array = NDArray[np.float64]
@@ -36,7 +37,7 @@ Curve = tuple[tuple[float, float], ...]  # (seconds, tokens), both ascending: wh
 
 _WAVES = 12  # of constant lengths, or units of the mean length, that are counted; beyond, one more costs one more
 _CELLS = 48  # of the renewal equation, in a mean length
-_TIMES = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+_TIMES = (*(n / 16 for n in range(1, 33)), 2.5, 3.0, 4.0, 6.0, 8.0, 12.0)
 _POINTS = 1024
 _TAIL = 256  # points of the residual lives
 
@@ -83,23 +84,26 @@ def _most(survival: Array, x: Array, of: float) -> float:
     return float(np.trapezoid(still, x))
 
 
-def finished(
-    running: int, least: int, tau_s: float, fixed_s: float, tokens: float, spans: Sequence[tuple[float, float]]
-) -> Curve:
-    """The curve of a replica that runs at most `running` samples of `tokens` on average: `tau_s` a full wave, of which
-    `fixed_s` whatever the number that run. It is told from `least` samples on."""
-    share = fixed_s / tau_s
-    out: list[tuple[float, float]] = []
-    for (n0, m0), (n1, m1) in itertools.pairwise(spans):
-        for nu, m in ((n0, m0), (n1, m1)):
-            if nu * running < least <= n1 * running:  # inside this span: where it is reached
-                part = (least / running - n0) / (n1 - n0)
-                nu, m = least / running, m0 + part * (m1 - m0)
-            if nu * running >= least:
-                point = (tau_s * (share * m + (1 - share) * nu), nu * running * tokens)
-                if not out or point > out[-1]:
-                    out.append(point)
-    return tuple(out)
+@record
+class Wave:
+    """A replica at one concurrency, for samples of mean length."""
+
+    running: int
+    least: int  # samples from which its curve is told; fewer are another concurrency's
+    tau_s: float  # a full wave
+    fixed_s: float  # of it, whatever the number that run
+    tokens: float  # of a sample
+
+
+def finished(wave: Wave, bends: Sequence[tuple[float, float]]) -> Curve:
+    """What a replica has done by when. `bends`: of the makespan."""
+    share, nu = wave.fixed_s / wave.tau_s, wave.least / wave.running
+    first = [
+        (nu, m0 + (nu - n0) / (n1 - n0) * (m1 - m0)) for (n0, m0), (n1, m1) in itertools.pairwise(bends) if n0 < nu < n1
+    ]
+    points = [*first, *(bend for bend in bends if bend[0] >= nu)]
+    curve = [(wave.tau_s * (share * m + (1 - share) * n), n * wave.running * wave.tokens) for n, m in points]
+    return tuple(dict.fromkeys(curve))
 
 
 def done_by(curve: Curve, seconds: float, rate: float) -> float:
