@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cluster import Link
 from planner.cost.decode import ReplicaShape
 from planner.cost.memory import replica_resident_bytes
 from planner.cost.model import CostModel
@@ -41,10 +42,10 @@ class Hosting:
         cost: CostModel,
         sides: Sides,
         classes: Sequence[DeviceClass],
-        pause_s: Mapping[str, float],
+        links: Mapping[str, Link],
         window_s: float,
     ) -> None:
-        """`pause_s`: by kind, what a weight update takes of the window."""
+        """`links`: by kind, that over which new weights come."""
         self.sides, self.window_s = sides, window_s
         self._held = np.linspace(0.0, max(k.memory_bytes for k in cost.problem.cluster.kinds.values()), _POINTS)
         tables: list[list[Array]] = []
@@ -55,7 +56,7 @@ class Hosting:
             least = np.zeros(_POINTS)
             rows = [least]
             for _, _, shape in by_size:  # a device with more room may also host what needs less
-                rows.append(np.maximum(rows[-1], self._tokens(cost, shape, window_s - pause_s[k])))
+                rows.append(np.maximum(rows[-1], self._tokens(cost, shape, links[k], window_s)))
             self._levels.append(np.array([held for held, _, _ in by_size]))
             tables.append(rows)
         self._tables = tables
@@ -64,19 +65,11 @@ class Hosting:
         self.total = float(sum(count[k] * a for k, a in zip(sides.kinds, self._alone, strict=True)))
         self._losses: dict[tuple[tuple[Task, ...], int], Array] = {}
 
-    def _tokens(self, cost: CostModel, shape: ReplicaShape, window_s: float) -> Array:
+    def _tokens(self, cost: CostModel, shape: ReplicaShape, link: Link, window_s: float) -> Array:
         """Tokens of one device of a replica in a window, beside `_held` bytes."""
-        limits = np.array([cost.running_limit(shape, float(b)) for b in self._held], dtype=float)
-        most = int(limits[0])
-        running = sorted({most, *(2**i for i in range(most.bit_length()))} - {0})
-        if not running or window_s <= 0:
-            return np.zeros(_POINTS)
-        levels = [cost.level(shape, b) for b in running]
-        rate, tau = (np.array(x) for x in zip(*((x.rate_tokens_per_s, x.tau_s) for x in levels), strict=True))
-        in_time = np.interp(window_s / cost.rules.tail_batch, np.maximum.accumulate(tau), running, left=0.0)
-        limits = np.minimum(limits, in_time)
-        tokens: Array = np.where(limits >= 1, np.interp(limits, running, rate), 0.0) * window_s / shape.devices
-        return tokens
+        each = (cost.offers(shape, link, float(b)) for b in self._held)
+        most = [max((cost.rules.tokens_in(o, window_s) for o in offers), default=0.0) for offers in each]
+        return np.array(most) / shape.devices
 
     def losses(self, group: tuple[Task, ...], usage: int) -> Array:
         """The part of all tokens that each candidate of a group on those devices takes away."""

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cluster import Link
 from planner.cost.model import CostModel
 from planner.cost.network import best_of
 from planner.cost.update import update_s
+from planner.cost.waves import Curve, envelope
 from planner.knapsack import most_value
 from planner.pools import Pools
 from planner.record import record
@@ -58,6 +60,7 @@ class _Offers:
     starts: Ints  # [z] first offer of each size
     sizes: tuple[tuple[int, ...], ...]  # by kind; empty where nothing fits
     first: tuple[int, ...]  # by kind, its first size in `starts`
+    curves: tuple[tuple[int, Floats, Floats, float], ...] = ()  # sync, by size: kind, seconds, tokens, tokens/s beyond
 
     def of(self, kind: int) -> "_Offers":
         """Those of one kind."""
@@ -71,6 +74,7 @@ class _Offers:
             starts=self.starts[at] - self.starts[self.first[kind]],
             sizes=(self.sizes[kind],),
             first=(0,),
+            curves=tuple((0, *c[1:]) for c in self.curves if c[0] == kind),
         )
 
 
@@ -87,8 +91,7 @@ class Pairing:
         kinds = range(len(pools.kinds))
 
         def home(combination: tuple[int, ...], kind: int, several: bool) -> float:
-            links = [x for t in combination for x in pools.home_links(t, kind, several=several)]
-            return update_s(cost.context, pools.kinds[kind], best_of(links))
+            return update_s(cost.context, pools.kinds[kind], self.home_link(combination, kind, several=several))
 
         # [several sites?, combination, k]: the transfer to a replica in the trainer's own sites.
         self.home_s = np.array([[[home(c, k, s) for k in kinds] for c in combinations] for s in (False, True)])
@@ -103,6 +106,10 @@ class Pairing:
             (sizes, ks, np.array([self.offers.first[k] + np.arange(len(sizes)) for k in ks]))
             for sizes, ks in alike.items()
         ]
+
+    def home_link(self, combination: tuple[int, ...], kind: int, *, several: bool) -> Link:
+        """The best link from a trainer on those kinds to replicas of a kind in its own sites."""
+        return best_of([x for t in combination for x in self.pools.home_links(t, kind, several=several)])
 
     def _away(self, cost: CostModel, kind: int) -> Floats:
         sites = len(self.pools.sites)
@@ -121,14 +128,19 @@ class Pairing:
         starts: list[int] = []
         sizes: list[tuple[int, ...]] = []
         first: list[int] = []
+        curves: list[tuple[int, Floats, Floats, float]] = []
         for k, kind in enumerate(self.pools.kinds):
             by_size: dict[int, list[tuple[float, float, float, float]]] = {}
+            made: dict[int, list[tuple[Curve, float]]] = {}
             for shape in replica_shapes(cost, self.pools.classes, kind):
                 for o in cost.offers(shape, self.pools.cluster.same_kind.bulk()):
+                    if o.done:
+                        made.setdefault(shape.devices, []).append((o.done, o.level.rate_tokens_per_s))
                     again = o.pause_s - (0.0 if self.overlapped else o.transfer_s)
                     by_size.setdefault(shape.devices, []).append((k, o.level.rate_tokens_per_s, o.level.tau_s, again))
             first.append(len(starts))
             sizes.append(tuple(sorted(by_size)))
+            curves += [(k, *envelope(*zip(*made[size], strict=True))) for size in sizes[-1] if made]
             for size in sizes[-1]:
                 starts.append(len(rows))
                 rows += by_size[size]
@@ -141,6 +153,7 @@ class Pairing:
             starts=np.array(starts, dtype=np.int64),
             sizes=tuple(sizes),
             first=tuple(first),
+            curves=tuple(curves),
         )
 
     def work(self, cells: Cells, period_s: Floats) -> Floats:
@@ -151,7 +164,7 @@ class Pairing:
         several = (pools.size[cells.sites] > 1).astype(np.int64)
         room = np.maximum(pools.inside[cells.sites] - np.maximum(cells.used, self.must_train), 0)
         transfer = self.home_s[several, cells.trained]
-        values = self._values(self.offers, transfer[:, self.offers.kind], period_s, cells.train_s)
+        values = self._values(self.offers, transfer, period_s, cells.train_s)
         for sizes, kinds, columns in self.alike:
             mine = values[:, columns].reshape(-1, len(sizes))
             total += most_value(sizes, mine, room[:, kinds].ravel()).reshape(len(total), -1).sum(axis=1)
@@ -179,19 +192,28 @@ class Pairing:
         return found
 
     def _values(self, offers: _Offers, transfer_s: Floats, period_s: Floats, train_s: Floats) -> Floats:
-        """[c, z] tokens of the best replica of each size, by `Rules.best` and `Rules.given_tokens`; `transfer_s` [c, o]."""
+        """[c, z] tokens of the best replica of each size, by `Rules.best` and `Rules.given_tokens`; `transfer_s` [c, k]."""
         rules, period, train = self.rules, period_s[:, None], train_s[:, None]
-        pause = offers.recompute_s[None, :] + (0.0 if self.overlapped else transfer_s)
         if rules.sync:
-            need = train + rules.reward_s + pause + rules.tail_batch * offers.tau_s
-        else:
-            need = (rules.tail_group * offers.tau_s + train) / (rules.eta + 1)
+            return self._sync_values(offers, transfer_s, self._window_s(period_s, train_s))
+        transfer_s = transfer_s[:, offers.kind]
+        pause = offers.recompute_s[None, :] + (0.0 if self.overlapped else transfer_s)
+        need = (rules.tail_group * offers.tau_s + train) / (rules.eta + 1)
         if rules.pause_all:
             need = np.maximum(need, train + transfer_s)
         given = offers.rate * np.maximum(0.0, self._window_s(period, train) - pause)
         given[need > period * _ROUNDING] = 0.0
         values: Floats = np.maximum.reduceat(given, offers.starts, axis=1)
         return values
+
+    def _sync_values(self, offers: _Offers, transfer_s: Floats, window_s: Floats) -> Floats:
+        """The same in sync modes, where nothing is recomputed and a size's best is one curve."""
+        out = np.zeros((len(window_s), len(offers.curves)))
+        for z, (kind, seconds, tokens, rate) in enumerate(offers.curves):
+            left = window_s * (1 + 1e-12) - (0.0 if self.overlapped else transfer_s[:, kind])
+            given = np.interp(left, seconds, tokens, left=0.0)
+            out[:, z] = given + rate * np.maximum(0.0, left - seconds[-1])
+        return out
 
     def closer_s(self, cells: Cells, low_s: Floats, halvings: int) -> tuple[Floats, Flags]:
         """Better lower bounds of periods that are at least `low_s`, and whether each is the cell's own period to

@@ -4,6 +4,7 @@ Devices of a class are interchangeable, so this choice never changes a score; it
 plan in force where it can.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from planner.cost.decode import ReplicaShape
@@ -30,7 +31,7 @@ class ReplicaLayout:
 
     shape: ReplicaShape
     chunks: tuple[int, ...]
-    level: int = 0  # 0: on free devices only; n: also on devices of the first n groups, by what their models hold
+    level: int = 0  # 0: on free devices only; n: also on devices of the first n stages, by what their models hold
 
 
 @record
@@ -56,22 +57,27 @@ def materialise_groups(
     groups: Sequence[GroupLayout],
     replicas: Sequence[ReplicaLayout],
     in_force: Plan | None,
+    levels: Sequence[tuple[int, int]] = (),
 ) -> Plan:
     """Hand out devices: first to the groups, the actor's trainer first, then to replicas, larger TP first.
 
-    A replica of level n may take devices of the first n groups of `groups` where they are ordered as its levels count them.
+    A replica of level n may take devices of the first n stages of `levels`, each a group and a stage of it by position;
+    of the first n groups where there are none.
     """
+    shared = levels or [(g, s) for g, group in enumerate(groups) for s in range(len(group.stages))]
+    upto = list(itertools.accumulate([1] * len(levels) or [len(g.stages) for g in groups]))
     kept = _kept_replicas(in_force)
     train_free, roll_free = {}, {}
     for i, c in enumerate(classes):
         train_free[i] = [*c.must_train, *_ordered(c.free, in_force, "train")]
         roll_free[i] = c.must_roll
-    taken: list[dict[int, list[str]]] = []  # by group and class, for replicas that share
+    taken: dict[tuple[int, int], dict[int, list[str]]] = {}  # by stage and class, for replicas that share
     sides: list[Placement] = []
-    for group in groups:
-        stages, mine = [], dict[int, list[str]]()
-        for s in group.stages:
+    for g, group in enumerate(groups):
+        stages = []
+        for at, s in enumerate(group.stages):
             devices: list[str] = []
+            mine = taken.setdefault((g, at), {})
             for i in s.chunks:
                 chunk = [train_free[i].pop(0) for _ in range(s.tp)]
                 mine.setdefault(i, []).extend(chunk)
@@ -86,16 +92,15 @@ def materialise_groups(
                     token_shares=s.token_shares,
                 )
             )
-        taken.append(mine)
         sides.append(_side(group.tasks, stages))
     pools = {i: [*roll_free[i], *_ordered(tuple(train_free[i]), in_force, "rollout")] for i in roll_free}
     for i, c in enumerate(classes):
         pools[i] = [d for d in pools[i] if d not in c.must_train]
     rollouts = []
     for level in range(max((r.level for r in replicas), default=0) + 1):
-        if level:
+        for stage in shared[upto[level - 2] if level > 1 else 0 : upto[level - 1]] if level else ():
             for i in pools:
-                pools[i] += taken[level - 1].get(i, [])
+                pools[i] += taken[stage].get(i, [])
         rollouts += [_replica(r, pools, kept) for r in sorted(replicas, key=lambda r: -r.shape.tp) if r.level == level]
     return Plan(placements=(*sides, *sorted(rollouts, key=lambda p: p.devices)))
 

@@ -136,9 +136,12 @@ class Sides:
         self._ends = np.cumsum([len(at[0]) for _, at in chains])
         self.seconds = {g: (score[order], train[order]) for g, (score, train) in both.items()}
         # By group, where devices are shared: room beside it by block, and what it holds there, as `Batch.memory` has them.
-        self.memory = {g: np.concatenate(parts, axis=1)[:, order] for g, parts in memory.items()} if hosts else {}
+        none = np.zeros((4, 0), dtype=np.float32)
+        self.memory = (
+            {g: np.concatenate([none, *parts], axis=1)[:, order] for g, parts in memory.items()} if hosts else {}
+        )
         by_chain = [[-1] * (2 - len(ks)) + [self.kinds.index(k) for k in ks] for ks, _ in chains]
-        sizes = [len(at[0]) for _, at in chains]
+        sizes = np.array([len(at[0]) for _, at in chains], dtype=int)
         # The kind of either block of each candidate, -1 where there is none.
         self.block_kinds = np.repeat(np.array(by_chain, dtype=int).reshape(-1, 2), sizes, axis=0)[order]
         used = used[order]

@@ -119,3 +119,9 @@ def concurrency_grid(limit: int) -> tuple[int, ...]:
         grid.append(limit)
         limit //= 2
     return tuple(grid)
+
+
+def sync_grid(limit: int) -> tuple[int, ...]:
+    """The same where a step waits for its last sample: the limit and all powers of two below, most first."""
+    powers = [1 << i for i in range(max(limit, 0).bit_length()) if 1 << i < limit]
+    return (limit, *reversed(powers)) if limit >= 1 else ()

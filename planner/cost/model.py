@@ -9,7 +9,7 @@ from planner.calibration.records import Calibration
 from planner.cluster import Link
 from planner.cost.assumptions import Assumptions
 from planner.cost.context import context_of
-from planner.cost.decode import Level, ReplicaShape, concurrency_grid, replica_level
+from planner.cost.decode import Level, ReplicaShape, concurrency_grid, replica_level, sync_grid
 from planner.cost.memory import replica_resident_bytes, running_limit, tp_divides
 from planner.cost.network import Place, best_link, spread_of
 from planner.cost.ranks import MixedShape, RankShape, mixed_cost, mixed_shape, rank_imbalance
@@ -17,6 +17,7 @@ from planner.cost.step import Group, Offer, Rules, even_period, make_offer, rule
 from planner.cost.traffic import linked_egress_usd
 from planner.cost.training import StageShape, TrainerCost, TrainerShape, imbalance, train_cost
 from planner.cost.update import update_s
+from planner.cost.waves import Curve, Wave, finished, makespan
 from planner.plan import Placement, Plan, Prediction, Stage, Task
 from planner.problem import Problem
 from planner.record import record, replace
@@ -54,6 +55,7 @@ class CostModel:
         self._trainers: dict[TrainerShape | MixedShape, TrainerCost | None] = {}
         self._skew: dict[int, float] = {}
         self._mixed_skew: dict[tuple[tuple[int, float], ...], float] = {}
+        self._curves: dict[tuple[ReplicaShape, int], tuple[Level, Curve]] = {}
         self._offers: dict[tuple[ReplicaShape, Link, float], tuple[Offer, ...]] = {}
 
     @property
@@ -85,11 +87,39 @@ class CostModel:
         key = (shape, link, beside_bytes)
         if key not in self._offers:
             transfer = update_s(self.context, shape.kind, link)
-            self._offers[key] = tuple(
-                make_offer(self.level(shape, b), transfer, self.problem.workload)
-                for b in concurrency_grid(self.running_limit(shape, beside_bytes))
-            )
+            self._offers[key] = self._made(shape, transfer, self.running_limit(shape, beside_bytes))
         return self._offers[key]
+
+    def _made(self, shape: ReplicaShape, transfer_s: float, limit: int) -> tuple[Offer, ...]:
+        """The offers of a replica that runs at most `limit` samples."""
+        workload = self.problem.workload
+        if not self.rules.sync:
+            return tuple(make_offer(self.level(shape, b), transfer_s, workload) for b in concurrency_grid(limit))
+        return tuple(self._sync_offer(shape, transfer_s, b) for b in sync_grid(limit))
+
+    def _sync_offer(self, shape: ReplicaShape, transfer_s: float, running: int) -> Offer:
+        """What `running` samples at once come to in a step that waits for the last. Between powers of two a wave's seconds are
+        taken to be linear, so that beside other tasks' models a replica never does more than alone."""
+        key = (shape, running)
+        if key not in self._curves:
+            high = 1 << (running - 1).bit_length()
+            low = high // 2
+            tau = self.level(shape, high).tau_s
+            fixed = max(0.0, 2 * self.level(shape, low).tau_s - tau) if low else tau
+            each = (tau - fixed) / high
+            tau = fixed + each * running
+            mean = self.moments.response
+            level = Level(
+                running=running,
+                rate_tokens_per_s=running * mean / tau,
+                tau_s=tau,
+                recompute_s=self.level(shape, high).recompute_s * running / high,
+            )
+            bends = makespan(self.problem.workload.response, self.problem.workload.samples_per_step)
+            wave = Wave(running=running, least=low, tau_s=tau, fixed_s=fixed, tokens=mean)
+            self._curves[key] = level, finished(wave, bends)
+        level, curve = self._curves[key]
+        return make_offer(level, transfer_s, self.problem.workload, curve)
 
     def trainer(self, shape: TrainerShape | MixedShape) -> TrainerCost | None:
         """The cost of a group of tasks; None when it does not fit."""
@@ -224,11 +254,17 @@ class CostModel:
             if r.max_running is not None and offers:
                 if r.max_running > self.running_limit(shape, beside):
                     return None
-                offers = (make_offer(self.level(shape, r.max_running), offers[0].transfer_s, self.problem.workload),)
+                offers = self.capped(shape, offers[0].transfer_s, r.max_running)
             if not offers:
                 return None
             found.setdefault(offers, []).append(r)
         return [(Group(offers=o, count=len(rs), mandatory=True), rs) for o, rs in found.items()]
+
+    def capped(self, shape: ReplicaShape, transfer_s: float, running: int) -> tuple[Offer, ...]:
+        """The offers of a replica whose plan says how many samples it runs; at the end of a sync rollout, fewer."""
+        if self.rules.sync:
+            return self._made(shape, transfer_s, running)
+        return (make_offer(self.level(shape, running), transfer_s, self.problem.workload),)
 
     def _scored(
         self,

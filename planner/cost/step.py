@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from planner.cost.decode import Level
 from planner.cost.lengths import Moments
+from planner.cost.waves import Curve, done_by
 from planner.record import record, replace
 from planner.workload import Workload
 
@@ -29,6 +30,7 @@ class Offer:
     level: Level
     pause_s: float  # lost in each window
     transfer_s: float  # the weight update's transfer, a part of the pause unless overlapped
+    done: Curve = ()  # sync: tokens by seconds after the pause, the end of the rollout included
 
 
 @record
@@ -55,12 +57,16 @@ class Rules:
     def required_s(self, offer: Offer, train_s: float) -> float:
         """The smallest period in which this replica may run at that concurrency."""
         if self.sync:
-            need = train_s + self.reward_s + offer.pause_s + self.tail_batch * offer.level.tau_s
+            need = train_s + self.reward_s + self.least_window_s(offer)
         else:
             need = (self.tail_group * offer.level.tau_s + train_s) / (self.eta + 1)
         if self.pause_all:
             need = max(need, train_s + offer.transfer_s)
         return need
+
+    def least_window_s(self, offer: Offer) -> float:
+        """Seconds of rollout that a sync step has at least if this replica runs at that concurrency."""
+        return offer.pause_s + (offer.done[0][0] if offer.done else self.tail_batch * offer.level.tau_s)
 
     def window_s(self, period_s: float, train_s: float) -> float:
         """Seconds of a period in which rollout may run."""
@@ -68,7 +74,12 @@ class Rules:
 
     def given_tokens(self, offer: Offer, period_s: float, train_s: float) -> float:
         """Tokens this replica samples in a period."""
-        return offer.level.rate_tokens_per_s * max(0.0, self.window_s(period_s, train_s) - offer.pause_s)
+        return self.tokens_in(offer, self.window_s(period_s, train_s))
+
+    def tokens_in(self, offer: Offer, window_s: float) -> float:
+        """Tokens this replica samples in so many seconds of rollout."""
+        left, rate = max(0.0, window_s - offer.pause_s), offer.level.rate_tokens_per_s
+        return done_by(offer.done, left, rate) if offer.done else rate * left
 
     def best(self, offers: Sequence[Offer], period_s: float, train_s: float) -> Offer | None:
         """The admissible offer that gives most in that period; None when none is admissible."""
@@ -94,13 +105,13 @@ def rules_of(workload: Workload, m: Moments) -> Rules:
     )
 
 
-def make_offer(level: Level, transfer_s: float, workload: Workload) -> Offer:
+def make_offer(level: Level, transfer_s: float, workload: Workload, done: Curve = ()) -> Offer:
     """A level with what an update costs it."""
     pause = 0.0 if workload.update_mode == "overlapped" else transfer_s
     # In sync mode nothing runs when the weights change.
     if workload.kv_on_update == "recompute" and not workload.synchronous:
         pause += level.recompute_s
-    return Offer(level=level, pause_s=pause, transfer_s=transfer_s)
+    return Offer(level=level, pause_s=pause, transfer_s=transfer_s, done=done)
 
 
 def solve_period(
@@ -125,7 +136,12 @@ def solve_period(
         for g in groups
     ]
 
+    curves = any(o.done for g in groups for o in g.offers)
+
     def work(period_s: float) -> float:
+        if curves:
+            found = ((g.count, rules.best(g.offers, period_s, train_s)) for g in groups)
+            return sum(n * rules.given_tokens(o, period_s, train_s) for n, o in found if o is not None)
         limit, total = period_s * _ROUNDING, 0.0
         for count, offers in rows:
             best = 0.0
@@ -165,6 +181,18 @@ def even_period(train_s: float, groups: Sequence[Group], rules: Rules) -> tuple[
 
 def window_needed_s(groups: Sequence[tuple[Offer, int]], rules: Rules) -> float:
     """C_I: the shortest window in which these replicas do a batch, reward included (seconds)."""
+    if any(o.done for o, _ in groups):
+        low = max(rules.least_window_s(o) for o, _ in groups)
+        high = max(low, 1e-9)
+
+        def enough(window_s: float) -> bool:
+            return sum(n * rules.tokens_in(o, window_s) for o, n in groups) >= rules.work_tokens * (1 - 1e-12)
+
+        if enough(low):
+            return low + rules.reward_s
+        while not enough(high):
+            high *= 2
+        return _bisect(low, high, enough)[1] + rules.reward_s
     ordered = sorted(groups, key=lambda g: g[0].pause_s)
     rate = lost = 0.0
     answer = float("inf")

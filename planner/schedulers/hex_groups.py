@@ -42,6 +42,16 @@ class _Group:
     shared: tuple[str, ...]  # kinds whose devices replicas may share
 
 
+@record
+class _SharedStage:
+    """A stage whose devices replicas may use in turn."""
+
+    at: tuple[int, int]  # its group and its place in it
+    held_bytes: float  # by its models, on each device
+    kinds: tuple[str, ...]  # on which replicas may share
+    devices: tuple[int, ...]  # by class
+
+
 def plan_cell(search: Search, scan: SideScan, cell: SideCell, period_s: float, *, small: bool) -> None:
     """Offer the plans of a cell of that relaxed period; all of its ways where the fleet is small, else the fastest."""
     ways: Iterator[Way] = scan.sides.ways(scan.in_order(cell.used), scan.in_order(cell.actor), _to_beat_s(search))
@@ -92,10 +102,9 @@ def _hosting(scan: SideScan, period_s: float, cell: SideCell) -> Hosting:
     window_s = period_s - cell.side_s
     assert scan.pairing is not None, "there is a cell"
     trained = tuple(i for i, x in enumerate(cell.actor) if x)
-    pause = scan.pairing.home_s[0][scan.pairing.combinations.index(trained)]
-    overlapped = scan.pairing.overlapped
-    pauses = {k: 0.0 if overlapped else float(s) for k, s in zip(scan.kinds, pause, strict=True)}
-    return Hosting(scan.cost, scan.sides, scan.classes, pauses, window_s)
+    several = len({c.place.region for c in scan.classes}) > 1
+    links = {k: scan.pairing.home_link(trained, i, several=several) for i, k in enumerate(scan.kinds)}
+    return Hosting(scan.cost, scan.sides, scan.classes, links, window_s)
 
 
 def _plan_hosted(search: Search, scan: SideScan, hosted: HostedWay, window_s: float) -> None:
@@ -237,18 +246,12 @@ def _offer(search: Search, scan: SideScan, groups: tuple[_Group, ...], beside: M
     train_s = side_s(g.cost for g in groups)
     if train_s > _to_beat_s(search):
         return
-    # Levels of sharing: the groups in the order of what their models hold.
-    shares = any(beside.values())
-    ordered = sorted(groups, key=lambda g: max(g.cost.resident_bytes)) if shares else list(groups)
-    held = [_held_by_kind(g) for g in ordered]
     classes = scan.classes
     counts = [c.size - sum(g.used[i] for g in groups) for i, c in enumerate(classes)]
+    # Levels of sharing: the stages in the order of what their models hold.
+    stages = _shared_stages(groups, len(classes)) if any(beside.values()) else []
     shared = [
-        [
-            (on.get(c.place.kind, 0.0), g.used[i] if c.place.kind in g.shared else 0)
-            for g, on in zip(ordered, held, strict=True)
-        ]
-        for i, c in enumerate(classes)
+        [(x.held_bytes, x.devices[i] if c.place.kind in x.kinds else 0) for x in stages] for i, c in enumerate(classes)
     ]
     actor = next(g for g in groups if "actor_training" in g.tasks)
     rollout = best_rollout(
@@ -258,23 +261,31 @@ def _offer(search: Search, scan: SideScan, groups: tuple[_Group, ...], beside: M
         trainer=tuple(classes[i].place for i, n in enumerate(actor.used) if n),
         train_s=train_s,
         mip_seconds=search.budget.mip_seconds,
-        shared=shared if shares else (),
+        shared=shared if stages else (),
         most_resident_bytes=beside,
     )
     if rollout is None or rollout.period_s > _to_beat_s(search):
         search.evaluations += 1
         return
-    laid = tuple(GroupLayout(tasks=g.tasks, stages=g.stages) for g in ordered)
-    search.offer(materialise_groups(classes, laid, rollout.replicas, search.problem.in_force))
+    laid = tuple(GroupLayout(tasks=g.tasks, stages=g.stages) for g in groups)
+    levels = tuple(x.at for x in stages)
+    search.offer(materialise_groups(classes, laid, rollout.replicas, search.problem.in_force, levels))
 
 
-def _held_by_kind(group: _Group) -> dict[str, float]:
-    """What a group's models hold on its fullest device of each kind; of a stage of two kinds, on each of them."""
-    out: dict[str, float] = {}
-    for s, held in zip(group.stages, group.cost.resident_bytes, strict=True):
-        for kind in s.kind.split("+"):
-            out[kind] = max(out.get(kind, 0.0), held)
-    return out
+def _shared_stages(groups: Sequence[_Group], classes: int) -> list[_SharedStage]:
+    """Stages whose devices replicas may share, by what their models hold."""
+    found = [
+        _SharedStage(
+            at=(g, i),
+            held_bytes=held,
+            kinds=group.shared,
+            devices=tuple(s.tp * s.chunks.count(c) for c in range(classes)),
+        )
+        for g, group in enumerate(groups)
+        for i, (s, held) in enumerate(zip(group.stages, group.cost.resident_bytes, strict=True))
+        if set(s.kind.split("+")) & set(group.shared)
+    ]
+    return sorted(found, key=lambda x: (x.held_bytes, x.at))
 
 
 def _unpinned(c: DeviceClass) -> DeviceClass:

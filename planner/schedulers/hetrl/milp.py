@@ -104,10 +104,11 @@ class PeriodModel:
     def _tiers(self, n: int) -> list[Tier]:
         """The ways to run a replica that no other way dominates, for the T that are possible."""
         found: list[Tier] = []
+        rules = self.rules
         for o in self.replicas[n].offers:
             most = min(self.high_s, self._most_train_s(o))
             if most >= self.low_s:
-                tokens = o.level.rate_tokens_per_s * max(0.0, self.window_s - o.pause_s)
+                tokens = rules.tokens_in(o, self.window_s)
                 found.append(Tier(candidate=n, tokens=tokens, most_train_s=most))
         kept: list[Tier] = []
         for t in sorted(found, key=lambda t: (-t.most_train_s, -t.tokens)):
@@ -119,7 +120,7 @@ class PeriodModel:
         """The largest trainer time with which an offer may run: `Rules.required_s` turned round."""
         rules = self.rules
         if rules.sync:
-            return math.inf if o.pause_s + rules.tail_batch * o.level.tau_s <= self.window_s * _ROUNDING else -math.inf
+            return math.inf if rules.least_window_s(o) <= self.window_s * _ROUNDING else -math.inf
         period_s = self.window_s + rules.reward_s
         most = (rules.eta + 1) * period_s - rules.tail_group * o.level.tau_s
         return min(most, period_s - o.transfer_s) if rules.pause_all else most
