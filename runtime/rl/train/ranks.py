@@ -4,7 +4,7 @@ Every command is one call of `TorchTrainer` that all ranks make together. An err
 and thereby ends all: the daemon forms the gang anew in another epoch, and flow hands out the same reserved batch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 
 from torch import Tensor
 
@@ -58,10 +58,18 @@ class Leader:
         with self._gang.lost("parameters"):
             return self._trainer.publish()
 
-    def rollout_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter, whole and in the rollout dtype, one at a time; to be gone through to its end."""
+    def full_weights(self) -> Generator[tuple[str, Tensor], None, None]:
+        """Every parameter, whole and in the rollout dtype, one at a time. Whoever stops on the way must close it: the other ranks
+        go through it to the end."""
         self._gang.tell({"do": "gather"})
-        yield from self._trainer.rollout_tensors()
+        weights = self._trainer.full_weights()
+        try:
+            for named in weights:  # noqa: UP028 - `yield from` would close the gathering with this
+                yield named
+        finally:
+            with self._gang.lost("parameters"):
+                for _ in weights:
+                    pass
 
     def idle(self) -> None:
         """There is no work: hear whether the others are there. RunError when one is not."""
@@ -93,7 +101,7 @@ def _obey(trainer: TorchTrainer, head: Head, body: Mapping[str, Tensor]) -> None
         case "publish":
             trainer.publish()
         case "gather":
-            for _ in trainer.rollout_tensors():
+            for _ in trainer.full_weights():
                 pass
         case "nothing":
             pass

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class TorchTrainer:
     are the current ones, detached: no second forward.
 
     With a `gang` this is one of its ranks: it holds its rows of every parameter and moment, and trains its share of every
-    batch. `train_step`, `save_checkpoint`, `restore`, `publish` and `rollout_tensors` are then called by all ranks together
+    batch. `train_step`, `save_checkpoint`, `restore`, `publish` and `full_weights` are then called by all ranks together
     (`runtime.rl.train.ranks`); the same batch gives the same update on any number of ranks, to rounding.
     """
 
@@ -210,7 +210,7 @@ class TorchTrainer:
         """Write the current weights as a generation in the rollout dtype and return its reference. Rank 0 writes; the others
         help to gather, and hear of the reference."""
         gang = self._gang
-        tensors = self.rollout_tensors()
+        tensors = self.full_weights()
         if gang is not None and gang.rank != 0:
             for _ in tensors:
                 pass
@@ -223,8 +223,9 @@ class TorchTrainer:
         return ref
 
     @torch.no_grad()
-    def rollout_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter, whole and in the rollout dtype, by name, one at a time. All ranks of a gang go through it together."""
+    def full_weights(self) -> Generator[tuple[str, Tensor], None, None]:
+        """Every parameter, whole and in the rollout dtype, by name, one at a time. All ranks of a gang go through it together, to
+        its end."""
         dtype = self._rollout_dtype or self._model_dtype
         for name, master in self._masters.items():
             yield name, whole(master.detach()).to(dtype)
