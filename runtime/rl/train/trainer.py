@@ -21,6 +21,7 @@ from runtime.rl.train.loss import Objective
 from runtime.rl.train.metrics import batch_metrics, token_metrics, token_sums
 from runtime.rl.train.schedule import learning_rate
 from runtime.rl.train.sharding import first_row, local, shard, whole
+from runtime.rl.train.trial import agree_on_compiling
 from runtime.rl.types import CheckpointMark, StepMetrics, TrainBatch, WeightsRef
 from runtime.rl.weights.sealed import TensorEntry, sweep
 from runtime.rl.weights.streamed import TensorShape, write_generation_stream
@@ -59,6 +60,8 @@ class TorchTrainer:
         self._gang = gang
         self._device = torch.device(device) if gang is None else gang.device
         self._model_dtype = next(model.parameters()).dtype
+        if gang is not None:
+            compute = agree_on_compiling(model.config, self._model_dtype, gang, compute)
         self._model = model.to(self._device) if gang is None else shard(model, gang)
         self._algorithm, self._seed = algorithm, seed
         self._checkpoints, self._weights, self._rollout_dtype = checkpoints, weights, rollout_dtype
@@ -86,6 +89,7 @@ class TorchTrainer:
             options=compute,
             device=self._device,
             dtype=self._model_dtype,
+            may_fall_back=gang is None,
         )
         self._version, self._lineage, self._optimiser_steps = 0, 0, 0
 
