@@ -47,8 +47,12 @@ class RayWorld:
             self.paths,
             resources,
             num_gpus=0,
-            # Doubles are imported by the actors; the code is this checkout's, whichever is installed.
-            extra_env={"PYTHONPATH": os.pathsep.join(map(str, (here.parent, here, here / "ray")))},
+            # Doubles are imported by the actors; where the caller looks for modules they look too, as its daemons do.
+            extra_env={
+                "PYTHONPATH": os.pathsep.join(
+                    p for p in (str(here), str(here / "ray"), os.environ.get("PYTHONPATH", "")) if p
+                )
+            },
         )
         self._runs = 0
 

@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 from values import NOW_S, body, fleet, solved, started
 
 from planner.override import Override
+from planner.plan import Placement, Stage
+from planner.record import replace
 from runtime.core.action import DrainReplica, QuiesceTrainer, StartReplica, StartTrainer, StopReplica, StopTrainer
 from runtime.core.actual import Body
 from runtime.core.event import DeviceLost, DeviceQuarantined, OverrideSet, StepOrdered, UnitDied
@@ -24,8 +26,6 @@ def cordon(device: str) -> OverrideSet:
 
 def answered(state: ClusterState) -> ClusterState:
     """The planner had its say: no need is open."""
-    from planner.record import replace
-
     return replace(state, need=None)
 
 
@@ -40,6 +40,18 @@ def test_an_empty_fleet_is_filled_trainer_first_at_most_so_many_at_once() -> Non
         StartReplica(replica="r0", epoch=1, devices=("b",)),
         StartReplica(replica="r1", epoch=1, devices=("c",)),
     )
+
+
+def test_a_trainer_of_two_kinds_is_started_with_the_shares_of_its_plan_also_again() -> None:
+    """The stage lists its ranks in another order than the placement: shares go by device."""
+    stage = Stage(devices=("a", "b"), kind="k+j", dp=2, tp=1, layers=4, token_shares=(0.75, 0.25))
+    train = Placement(role="train", kind="k+j", devices=("b", "a"), dp=2, stages=(stage,))
+    made = solved(None, "c")
+    made = replace(made, plan=replace(made.plan, placements=(train, *made.plan.placements)))
+    wanted = StartTrainer(trainer="t0", epoch=1, devices=("b", "a"), shares=(0.25, 0.75))
+    assert steps(fleet("a", "b", "c", plan=made), most=1) == (wanted,)
+    state = fleet("a", "b", "c", plan=made, more=started("t0", "b", "a", serving=False) + started("r0", "c"))
+    assert steps(state, body("t0", "b", "a", phase="ordered"), body("r0", "c")) == (wanted,)
 
 
 def test_as_wished_is_converged() -> None:

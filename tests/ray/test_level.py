@@ -11,7 +11,7 @@ from runtime.backends.ray.actors.identity import ActorLevel, ActorPhase
 from runtime.backends.ray.calls import Answer
 from runtime.backends.ray.executor import BodyNote
 from runtime.backends.ray.level import BodySeen, replica_level, trainer_level
-from runtime.backends.ray.names import BodyName
+from runtime.backends.ray.names import BodyName, rank_names
 from runtime.rl.types import EngineStats, FlowStatus, ReplicaStatus
 
 REPLICA = BodyName(role="replica", id="r", epoch=3)
@@ -109,6 +109,49 @@ def test_phase_of_a_replica(seen: BodySeen, status: FlowStatus | None, phase: st
 )
 def test_phase_of_a_trainer(seen: BodySeen, status: FlowStatus, quiescing: bool, phase: str) -> None:
     assert trainer_level(seen, status, 0.0, NOW, quiescing=quiescing).phase == phase
+
+
+def rank(*, heard_s: float = 0.5, pid: int = 78, phase: ActorPhase = "running", reason: str = "") -> Answer:
+    """The answer of a trainer's rank 1."""
+    return Answer(state="answered", value=replace(actor(phase, reason), pid=pid), at_s=NOW - heard_s)
+
+
+LOST = "RunError: rank 0 of the trainer lost the others while it waited for gradients"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "phase", "reason"),
+    [
+        (rank(pid=77), rank(), "running", ""),
+        (rank(pid=77), rank(heard_s=60.0), "unknown", ""),
+        (rank(pid=77), Answer(state="dead", at_s=NOW, reason="a signal"), "dead", "rank 1: a signal"),
+        (
+            rank(phase="failed", reason=LOST),
+            Answer(state="dead", at_s=NOW, reason="a signal"),
+            "dead",
+            "rank 1: a signal",
+        ),
+        (
+            rank(phase="failed", reason=LOST),
+            rank(phase="failed", reason="out of memory"),
+            "dead",
+            "rank 1: out of memory",
+        ),
+        (rank(phase="failed", reason="disk full"), rank(phase="failed", reason=LOST), "dead", "rank 0: disk full"),
+    ],
+)
+def test_a_trainer_of_two_ranks_is_as_well_as_its_worst(first: Answer, second: Answer, phase: str, reason: str) -> None:
+    """Any dead rank is the trainer's death; the reason is of the one that went first, not of those that lost it."""
+    seen = BodySeen(body=TRAINER, devices=("d", "e"), ping=first, others=(second,))
+    got = trainer_level(seen, flow(), 0.0, NOW, quiescing=False)
+    assert (got.phase, got.reason) == (phase, reason)
+    if phase == "running":
+        assert [got.pid_on(d) for d in ("d", "e")] == [77, 78]
+
+
+def test_a_trainer_has_an_actor_a_device_and_a_replica_one() -> None:
+    assert rank_names(TRAINER, ("d", "e", "f")) == ("trainer-5", "trainer-5-rank1", "trainer-5-rank2")
+    assert rank_names(REPLICA, ("d", "e")) == ("replica-r-3",)
 
 
 @given(heard=st.none() | st.floats(0, 1e4), exchange=st.floats(0, 1e4), age=st.floats(0, 1e4))

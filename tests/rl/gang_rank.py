@@ -91,6 +91,9 @@ def lead(trainer: TorchTrainer | Leader, plan: dict[str, Any]) -> list[dict[str,
     for step in range(0 if restore is None else restore + 1, plan["until"]):
         metrics.append(dict(trainer.train_step(batch(step))))
         trainer.save_checkpoint(f"h{step}")
+    looked_at = trainer.full_weights()
+    next(looked_at)
+    looked_at.close()  # the other ranks go through it all the same
     trainer.publish()
     return metrics
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.rl import gang_rank
 
-PROCESS_S = 100.0
+PROCESS_S = 240.0
 
 
 def plan(folder: Path, *, shares: Sequence[float], **changes: Any) -> dict[str, Any]:
@@ -27,8 +27,8 @@ def plan(folder: Path, *, shares: Sequence[float], **changes: Any) -> dict[str, 
         },
         "restore": None,
         "until": 2,
-        "meet_s": 40.0,
-        "collective_s": 40.0,
+        "meet_s": 120.0,
+        "collective_s": 120.0,
         "out": str(folder / "metrics.json"),
     }
     return made | changes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.record import replace
 from runtime.errors import WeightsError
-from runtime.rl.train.checkpoint import TrainerState, checkpoint_folder, list_complete, load, save
+from runtime.rl.train.checkpoint import LARGE_BYTES, TrainerState, checkpoint_folder, list_complete, load, save
 from runtime.rl.types import CheckpointMark
 from runtime.rl.weights.sealed import MANIFEST, TEMPORARY, TENSORS
 
@@ -120,6 +120,22 @@ def test_garbage_is_ignored_and_named(tmp_path, caplog):
         assert list_complete(tmp_path) == (mark(1),)
     named = " ".join(r.getMessage() for r in caplog.records)
     assert all(name in named for name in ("s00000007-l0", "s00000002-l0", "s00000004-l0"))
+
+
+def test_a_large_file_is_checked_to_its_last_byte(tmp_path):
+    """Several threads share its tensors."""
+    big = {f"t{i}": torch.full((2**20,), float(i)) for i in range(5)}
+    state = replace(a_state(1), params=big, exp_avg=big, exp_avg_sq=big)
+    folder = save(tmp_path, state)
+    path = folder / TENSORS
+    assert path.stat().st_size > LARGE_BYTES
+    assert list_complete(tmp_path) == (mark(1),)
+    with path.open("r+b") as f:
+        f.seek(-1, 2)
+        last = f.read(1)
+        f.seek(-1, 2)
+        f.write(bytes([last[0] ^ 1]))
+    assert list_complete(tmp_path) == ()
 
 
 def test_loading_what_is_not_there_or_not_whole_is_refused(tmp_path):

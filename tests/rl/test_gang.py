@@ -15,7 +15,7 @@ from runtime.rl.weights.sealed import TEMPORARY
 from tests.rl import gang_rank
 from tests.rl.gang_world import plan, run
 
-pytestmark = [pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(600)]
 HALVES, THIRDS = (0.5, 0.5), (0.5, 0.2, 0.3)
 
 

@@ -14,9 +14,11 @@ Not torch.distributed.checkpoint: its metadata is a pickle, and a run reads no p
 
 import contextlib
 import logging
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,8 @@ from runtime.rl.weights.streamed import TensorShape, write_tensors
 
 KIND = "checkpoint"
 KEEP = 3
+LARGE_BYTES = 2**24
+HASHERS = min(8, os.cpu_count() or 1)
 _NAME = re.compile(r"^s(\d{8})-l(\d+)$")
 _ROWS = re.compile(r"^(\d+):(\d+):(.+)$")
 _GROUPS = ("param", "exp_avg", "exp_avg_sq")
@@ -263,8 +267,8 @@ def load(root: Path, *, lineage: int, step: int) -> TrainerState:
 
 
 def list_complete(root: Path) -> tuple[CheckpointMark, ...]:
-    """Marks of the checkpoints that are whole, by (lineage, step). Every hash is checked, one tensor in memory at a time; a
-    folder that fails is left out and named in the log."""
+    """Marks of the checkpoints that are whole, by (lineage, step). Every hash is checked, `HASHERS` tensors in memory
+    at a time at most; a folder that fails is left out and named in the log."""
     marks: list[CheckpointMark] = []
     for folder in _folders(root):
         try:
@@ -313,17 +317,32 @@ def _checked(file: Any, name: str, entry: TensorEntry, path: Path) -> Tensor:
 
 
 def _verify(folder: Path, manifest: Manifest) -> None:
-    """WeightsError for anything missing, extra or different."""
+    """WeightsError for anything missing, extra or different. Large files are hashed by several threads."""
     files: dict[str, set[str]] = {}
     for entry in manifest.tensors:
         files.setdefault(_part_of(entry)[1].file, set()).add(entry)
+    jobs: list[tuple[Path, list[str]]] = []
     for name, entries in files.items():
-        with _opened(folder / name) as file:
+        path = folder / name
+        with _opened(path) as file:
             if set(file.keys()) != entries:
                 odd = sorted(set(file.keys()) ^ entries)
-                raise WeightsError("file and manifest name different tensors", where=str(folder / name), got=odd[:4])
-            for entry in sorted(entries):
-                _checked(file, entry, manifest.tensors[entry], folder / name)
+                raise WeightsError("file and manifest name different tensors", where=str(path), got=odd[:4])
+        parts = HASHERS if path.stat().st_size >= LARGE_BYTES else 1
+        jobs += [(path, sorted(entries)[i::parts]) for i in range(min(parts, len(entries)))]
+
+    def check(job: tuple[Path, list[str]]) -> None:
+        path, entries = job
+        with _opened(path) as file:
+            for entry in entries:
+                _checked(file, entry, manifest.tensors[entry], path)
+
+    if len(jobs) == 1:
+        check(jobs[0])
+        return
+    with ThreadPoolExecutor(HASHERS) as pool:
+        for _ in pool.map(check, jobs):
+            pass
 
 
 def _prune(root: Path, facts: StepFacts, keep: int) -> None:

@@ -58,8 +58,10 @@ class GradientComputer:
         options: TrainerSection | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
+        may_fall_back: bool = True,
     ) -> None:
-        """`config`: the model's DecoderConfig. `dtype`: what it computes in; default: its parameters'."""
+        """`config`: the model's DecoderConfig. `dtype`: what it computes in; default: its parameters'. `may_fall_back`: a
+        compiler that fails is left out; ranks that compute together must not, each for itself."""
         self._model, self._config, self._objective = model, config, objective
         self._options = options or TrainerSection()
         self._device = torch.device(device)
@@ -71,7 +73,7 @@ class GradientComputer:
         self._compiled = self._options.compile == "on" or (
             self._options.compile == "auto" and self._device.type == "cuda"
         )
-        self._proven = not self._compiled  # whether a batch has gone through as things stand
+        self._proven = not self._compiled or not may_fall_back  # whether a batch has gone through as things stand
         self._note = ""
         self._wide = has_wide_products(self._device, self._dtype)
         self._attention = choose_attention(

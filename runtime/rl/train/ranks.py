@@ -64,16 +64,17 @@ class Leader:
         return self._trainer.weight_specs()
 
     def full_weights(self) -> Generator[tuple[str, Tensor], None, None]:
-        """Every parameter, whole and in the rollout's dtype, one at a time. The other ranks go through all of them, and so does
-        this one when its reader has had enough."""
+        """Every parameter, whole and in the rollout's dtype, one at a time. Whoever stops on the way must close it: the other
+        ranks go through it to the end."""
         self._gang.tell({"do": "gather"})
-        tensors = self._trainer.full_weights()
+        weights = self._trainer.full_weights()
         try:
-            for name, tensor in tensors:  # noqa: UP028 - a reader that stops would end `tensors` too
-                yield name, tensor
+            for named in weights:  # noqa: UP028 - `yield from` would close the gathering with this
+                yield named
         finally:
-            for _ in tensors:
-                pass
+            with self._gang.lost("parameters"):
+                for _ in weights:
+                    pass
 
     def idle(self) -> None:
         """There is no work: hear whether the others are there. RunError when one is not."""

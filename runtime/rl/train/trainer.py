@@ -21,6 +21,7 @@ from runtime.rl.train.loss import Objective
 from runtime.rl.train.metrics import batch_metrics, token_metrics, token_sums
 from runtime.rl.train.schedule import learning_rate
 from runtime.rl.train.sharding import first_row, local, shard, whole
+from runtime.rl.train.trial import agree_on_compiling
 from runtime.rl.types import CheckpointMark, StepMetrics, TrainBatch, WeightsRef
 from runtime.rl.weights import GenerationWriter
 from runtime.rl.weights.layout import TensorSpec
@@ -39,7 +40,7 @@ class TorchTrainer:
     are the current ones, detached: no second forward.
 
     With a `gang` this is one of its ranks: it holds its rows of every parameter and moment, and trains its share of every
-    batch. `train_step`, `save_checkpoint`, `restore`, `publish` and `rollout_tensors` are then called by all ranks together
+    batch. `train_step`, `save_checkpoint`, `restore`, `publish` and `full_weights` are then called by all ranks together
     (`runtime.rl.train.ranks`); the same batch gives the same update on any number of ranks, to rounding.
     """
 
@@ -62,6 +63,8 @@ class TorchTrainer:
         self._gang = gang
         self._device = torch.device(device) if gang is None else gang.device
         self._model_dtype = next(model.parameters()).dtype
+        if gang is not None:
+            compute = agree_on_compiling(model.config, self._model_dtype, gang, compute)
         self._model = model.to(self._device) if gang is None else shard(model, gang)
         self._algorithm, self._seed = algorithm, seed
         self._checkpoints, self._weights, self._rollout_dtype = checkpoints, weights, rollout_dtype
@@ -90,6 +93,7 @@ class TorchTrainer:
             options=compute,
             device=self._device,
             dtype=self._model_dtype,
+            may_fall_back=gang is None,
         )
         self._version, self._lineage, self._optimiser_steps = 0, 0, 0
 
@@ -234,7 +238,8 @@ class TorchTrainer:
 
     @torch.no_grad()
     def full_weights(self) -> Generator[tuple[str, Tensor], None, None]:
-        """Every parameter, whole and in the rollout's dtype, by name, one at a time. All ranks of a gang go through it together."""
+        """Every parameter, whole and in the rollout's dtype, by name, one at a time. All ranks of a gang go through it together,
+        to its end."""
         for name, master in self._masters.items():
             yield name, whole(master.detach()).to(self._wire_dtype)
 

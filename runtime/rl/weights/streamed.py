@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from planner.record import record
+from planner.record import record, replace
 from runtime.errors import WeightsError
 from runtime.rl.types import WeightsRef
 from runtime.rl.weights.generation import KIND, generation_folder
 from runtime.rl.weights.sealed import (
     TENSORS,
+    Manifest,
     TensorEntry,
     begin_sealed,
     finish_sealed,
@@ -99,23 +100,24 @@ def write_generation_stream(
     try:
         entries = write_tensors(temporary / TENSORS, layout, tensors)
         manifest = manifest_of(entries, kind=KIND, facts={"lineage": lineage, "version": version, "base": None})
-        ref = WeightsRef(lineage=lineage, version=version, path=str(folder), digest=manifest.digest)
-        present = _digest_of(folder)
-        if present is not None and present != manifest.digest:
+        ref = WeightsRef(lineage=lineage, version=version, path=str(folder), digest="")
+        present = _present(folder)
+        if present is None:
+            finish_sealed(temporary, folder, manifest)
+            return replace(ref, digest=manifest.digest)
+        if present.tensors != manifest.tensors:
             raise WeightsError(
                 "a generation of this number holds other weights",
                 where=str(folder),
                 hint="a restored run that diverges needs a new lineage",
             )
-        if present is None:
-            finish_sealed(temporary, folder, manifest)
-        return ref
+        return replace(ref, digest=present.digest)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _digest_of(folder: Path) -> str | None:
-    """Digest of a generation that is whole; one that is not is removed. None when there is none."""
+def _present(folder: Path) -> Manifest | None:
+    """The manifest of a whole generation that reads; a folder that does not is removed. None when there is none."""
     if not folder.exists():
         return None
     try:
@@ -124,7 +126,7 @@ def _digest_of(folder: Path) -> str | None:
     except WeightsError:
         remove_sealed(folder)
         return None
-    return manifest.digest
+    return manifest
 
 
 def _header(layout: Mapping[str, TensorShape]) -> bytes:
