@@ -7,6 +7,7 @@ from planner.bound import Bound
 from planner.cost.model import CostModel, Scored
 from planner.cost.routes import egress_usd, weight_tree
 from planner.cost.training import TrainerCost
+from planner.cost.update import update_bytes
 from planner.plan import Placement, Plan, Stage
 from planner.search import trained_on
 from planner.solution import Explanation
@@ -124,13 +125,19 @@ def _weights(cost: CostModel, plan: Plan) -> list[str]:
     if len({p.region for p in (*source, *target)}) == 1 or len(source) * len(target) > _MOST_PLACES:
         return []
     hops = weight_tree(cost.problem.cluster, source, target)
-    size = cost.problem.model.weight_bytes
+    every = cost.context.weights_full_every
+    size = update_bytes(cost.problem.model, every, cost.context.a)
     over = sorted({f"{h.source.region} -> {h.target.region}" for h in hops if h.crosses})
     if not over:
         return ["weights stay inside the regions they are trained in"]
     usd = egress_usd(hops, size)
     paid = f", ${usd:.2f} of egress an update" if usd else ""
-    return [f"weights cross {', '.join(over)} once an update ({size / 1e9:.1f} GB each), then spread inside{paid}"]
+    each = (
+        f"{size / 1e9:.1f} GB each"
+        if every == 1
+        else f"{size / 1e9:.2g} GB each in the mean: all weights once in {every}"
+    )
+    return [f"weights cross {', '.join(over)} once an update ({each}), then spread inside{paid}"]
 
 
 def _rollout_line(rollouts: tuple[Placement, ...]) -> str:

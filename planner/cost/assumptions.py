@@ -73,6 +73,13 @@ class Assumptions:
     update_fixed_bytes: float = 3.55e9
     """Weights of the smallest model of that table; below, the fixed part shrinks with the weights (assumption)."""
 
+    delta_changed_share: float = 0.02
+    """Share of bf16 weights that one optimiser step changes: their spacing is 2^-7 of their size and hides most of a step at RL
+    learning rates. About 0.01, never above 0.02 (Hugging Face TRL, delta weight sync, 2026); below 0.01 (arXiv 2602.03839)."""
+
+    delta_position_bytes: float = 4.0
+    """Bytes that say which element changed, beside its new value (assumption: 32-bit positions, not compressed)."""
+
     update_fixed_local_s: float = 0.02
     """The same on paced and CPU devices, which map a file (assumption)."""
 

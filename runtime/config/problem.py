@@ -79,7 +79,10 @@ def problem_from_config(
         model = replace(model, dtype_bytes=_DTYPE_BYTES[dtype])
     planner = config.planner
     capabilities = Capabilities(
-        train_mixed_dp=planner.mixed_ranks, task_groups=2, colocate=True
+        train_mixed_dp=planner.mixed_ranks,
+        task_groups=2,
+        colocate=True,
+        weights_full_every=planner.weights_full_every,
     )  # the whole plan space
     if planner.capabilities == "runtime":
         capabilities = replace(
@@ -88,7 +91,9 @@ def problem_from_config(
             rollout_max_running=config.sampling.max_running,
         )
     elif config.fleet.source == "simulated":
-        capabilities = Capabilities()  # any shape, with the roles that a run has
+        capabilities = Capabilities(
+            weights_full_every=planner.weights_full_every
+        )  # any shape, with the roles that a run has
     problem = Problem(
         cluster=cluster,
         model=model,

@@ -274,6 +274,11 @@ class PlannerSection(Section):
         False,
         description="with unrestricted: the trainer's DP ranks may be of two kinds, with token shares by speed; no export can say so",
     )
+    weights_full_every: int = Field(
+        1,
+        ge=1,
+        description="with unrestricted: one weight update in so many carries all weights, the others what changed; 1: all do",
+    )
     solve_time: Seconds = Field(10.0, validate_default=True, description="seconds the planner process may take")
     calibration: Path | None = Field(
         None, description='file of `hexctl profile`; default: calibration.json in run.root if there; "none": none'
@@ -283,6 +288,10 @@ class PlannerSection(Section):
     def _runnable(self) -> "PlannerSection":
         if self.mixed_ranks and self.capabilities == "runtime":
             raise ValueError('planner.mixed_ranks needs planner.capabilities = "unrestricted": hexctl up cannot run it')
+        if self.weights_full_every > 1 and self.capabilities == "runtime":
+            raise ValueError(
+                'planner.weights_full_every needs planner.capabilities = "unrestricted": hexctl up sends all weights'
+            )
         return self
 
 

@@ -123,7 +123,7 @@ def test_everything_reaches_the_problem() -> None:
     assert p.overrides == said
 
 
-def test_ranks_of_two_kinds_are_planned_where_the_file_says_so() -> None:
+def test_ranks_of_two_kinds_and_deltas_are_planned_where_the_file_says_so() -> None:
     def said(**planner: Any) -> Capabilities:
         c = config(planner=planner)
         return problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path)).capabilities
@@ -133,6 +133,10 @@ def test_ranks_of_two_kinds_are_planned_where_the_file_says_so() -> None:
     assert not said(capabilities="runtime").train_mixed_dp
     with pytest.raises(ValueError, match="mixed_ranks needs"):
         config(planner={"capabilities": "runtime", "mixed_ranks": True})
+    assert said(capabilities="unrestricted", weights_full_every=16).weights_full_every == 16
+    assert said(capabilities="runtime").weights_full_every == 1
+    with pytest.raises(ValueError, match="weights_full_every needs"):
+        config(planner={"capabilities": "runtime", "weights_full_every": 2})
 
 
 def test_the_catalogue_names_its_sources() -> None:
