@@ -190,6 +190,7 @@ class DeviceSection(Section):
     node: str = Field("n0", description="{i} is replaced by the node's number when per_node is set")
     per_node: int | None = Field(None, ge=1)
     region: str = "local"
+    host_memory: Bytes | None = Field(None, description="RAM of each of these machines; default: not checked")
 
 
 class LinkSection(Section):

@@ -298,3 +298,15 @@ def test_the_papers_market_has_the_papers_prices() -> None:
     tree = tomllib.loads((CONFIGS / "markets" / "areal-hex.toml").read_text())
     rates = {row["kind"]: row["price_usd_per_h"] / row["gpus"] for row in tree["instances"]}
     assert rates == {"H800": pytest.approx(5.28), "H20": pytest.approx(1.85)}
+
+
+def test_memory_of_machines_is_said_beside_their_devices() -> None:
+    def cluster(*sections: dict[str, Any]) -> Any:
+        return cluster_from_config(config(fleet={"source": "declared", "devices": list(sections)}))
+
+    two = {"kind": "H20", "count": 16, "per_node": 8, "node": "m{i}", "host_memory": "512 GB"}
+    assert cluster(two, {"kind": "H100", "node": "x"}).host_memory_bytes == {"m0": 512e9, "m1": 512e9}
+    same = {"kind": "H20", "node": "y", "host_memory": "64 GB"}
+    assert cluster(same, {**same, "kind": "H100"}).host_memory_bytes == {"y": 64e9}
+    with pytest.raises(ConfigError, match="two amounts of memory"):
+        cluster(same, {**same, "host_memory": "128 GB"})
