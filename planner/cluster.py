@@ -114,12 +114,15 @@ class Cluster:
     cross_region: Link = Link(latency_s=0.03, bytes_per_s=6.25e8)
     regions: Mapping[tuple[str, str], Link] = dataclasses.field(default_factory=dict)
     intra_node_latency_s: float = 1.0e-5
+    host_memory_bytes: Mapping[str, float] = dataclasses.field(default_factory=dict)  # by node; absent: not checked
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.intra_node_latency_s) and self.intra_node_latency_s >= 0):
             raise InvalidInput(
                 "cluster.intra_node_latency_s is negative", got=self.intra_node_latency_s, expected=">= 0"
             )
+        for node, size in self.host_memory_bytes.items():
+            _positive("cluster.host_memory_bytes", **{node: size})
         for pair in self.regions:
             if not pair[0] < pair[1]:
                 raise InvalidInput(

@@ -4,9 +4,11 @@ import itertools
 from collections import Counter
 
 from planner.bound import Bound
+from planner.cost.host import host_use, usable_bytes
 from planner.cost.model import CostModel, Scored
 from planner.cost.routes import egress_usd, weight_tree
 from planner.cost.training import TrainerCost
+from planner.cost.update import update_bytes
 from planner.plan import Placement, Plan, Stage
 from planner.search import trained_on
 from planner.solution import Explanation
@@ -32,7 +34,7 @@ def explain(cost: CostModel, scored: Scored, bound: Bound, runner_up: Scored | N
         head = f"training and rollout are balanced at {unit(p.step_s)} a step"
     lines = [*(_group_line(cost, p, c, len(scored.sides) > 1) for p, c in scored.sides), _rollout_line(rollouts)]
     lines += _long_samples(rollouts)
-    lines += _sharing(scored.plan) + _weights(cost, scored.plan)
+    lines += _sharing(scored.plan) + _weights(cost, scored.plan) + _host(cost, scored.plan)
     lines += _roles(cost, train, rollouts)
     if p.egress_usd_per_step:
         lines.append(f"${p.egress_usd_per_step:.2f} of egress a step, counted in $/Mtok")
@@ -124,13 +126,34 @@ def _weights(cost: CostModel, plan: Plan) -> list[str]:
     if len({p.region for p in (*source, *target)}) == 1 or len(source) * len(target) > _MOST_PLACES:
         return []
     hops = weight_tree(cost.problem.cluster, source, target)
-    size = cost.problem.model.weight_bytes
+    every = cost.context.weights_full_every
+    size = update_bytes(cost.problem.model, every, cost.context.a)
     over = sorted({f"{h.source.region} -> {h.target.region}" for h in hops if h.crosses})
     if not over:
         return ["weights stay inside the regions they are trained in"]
     usd = egress_usd(hops, size)
     paid = f", ${usd:.2f} of egress an update" if usd else ""
-    return [f"weights cross {', '.join(over)} once an update ({size / 1e9:.1f} GB each), then spread inside{paid}"]
+    each = (
+        f"{size / 1e9:.1f} GB each"
+        if every == 1
+        else f"{size / 1e9:.2g} GB each in the mean: all weights once in {every}"
+    )
+    return [f"weights cross {', '.join(over)} once an update ({each}), then spread inside{paid}"]
+
+
+def _host(cost: CostModel, plan: Plan) -> list[str]:
+    """Host memory by machine: those that need as much and have as much together."""
+    ctx, alike = cost.context, dict[tuple[str, str], list[str]]()
+    for node, use in host_use(ctx, plan).items():
+        most = usable_bytes(ctx, node)
+        said = "not declared" if most is None else f"of {most / 1e9:.0f} GB that a run may take"
+        alike.setdefault((f"{use.total / 1e9:.1f} GB", said), []).append(node)
+    parts = [
+        f"{need} ({said}) on {', '.join(nodes[:3])}" + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+        for (need, said), nodes in alike.items()
+    ]
+    shown = [*parts[:4], *([f"{len(parts) - 4} other amounts elsewhere"] if len(parts) > 4 else [])]
+    return ["host memory needed: " + "; ".join(shown)] if parts else []
 
 
 def _rollout_line(rollouts: tuple[Placement, ...]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from planner.bound import upper_bound
 from planner.cluster import Device
 from planner.columns import Columns
+from planner.cost.context import context_of
 from planner.cost.memory import replica_weight_bytes, stage_params, state_bytes_per_param
 from planner.cost.model import CostModel
 from planner.errors import InvalidInput
@@ -86,14 +87,15 @@ def smallest_conflict(
     for x in limits:
         if not without([*lifted, x]):
             lifted.append(x)
-    order = ["devices", "memory", "capability", "eta", "cap", "override"]
+    order = ["devices", "memory", "host_memory", "capability", "eta", "cap", "override"]
     left = [x for x in limits if x not in lifted]
     return tuple(sorted(left, key=lambda x: order.index(x.name.replace(".", " ").split()[0])))
 
 
 def has_plan(problem: Problem) -> bool:
-    """Whether some plan is valid: one made by hand, else the search of `hex` up to its first plan. On more
-    than `_SMALL` devices the former alone decides: fast, and not a proof.
+    """Whether some plan is valid: one made by hand, else the search of `hex` up to its first plan. On more than `_SMALL`
+    devices, and where host memory is declared (of which the search knows nothing until it has a plan), the former alone
+    decides: fast, and not a proof.
 
     False where overrides contradict each other.
     """
@@ -105,7 +107,7 @@ def has_plan(problem: Problem) -> bool:
     if not _may_be_possible(cost):
         return False
     search = HoldingSearch(cost, _FIRST, should_stop=lambda: True)
-    first_plan(search, by_hand_only=len(p.cluster.devices) > _SMALL)
+    first_plan(search, by_hand_only=len(p.cluster.devices) > _SMALL or bool(p.cluster.host_memory_bytes))
     return search.best is not None
 
 
@@ -151,6 +153,8 @@ def limits_of(problem: Problem) -> list[Limit]:
     if problem.cluster.kinds:
         out.append(Limit(name="devices", detail=f"the fleet has {len(problem.cluster.devices)}", lifted=_with_devices))
         out.append(Limit(name="memory", detail="of the devices", lifted=_with_memory))
+    if problem.cluster.host_memory_bytes:
+        out.append(Limit(name="host_memory", detail=_host_detail(problem), lifted=_without_host_memory))
     for c in problem.caps:
         out.append(Limit(name=_cap_name(c), detail="set in problem.caps", lifted=_without_cap(c)))
     for o in problem.overrides:
@@ -188,19 +192,38 @@ def _without_override(o: Override) -> Callable[[Problem], Problem]:
 
 
 def _with_devices(p: Problem) -> Problem:
-    """One more machine of eight of every kind."""
+    """One more machine of eight of every kind, with no more host memory than the smallest that says how much it has."""
     regions = {d.kind: d.region for d in p.cluster.devices}
     more = tuple(
         Device(id=f"more {k} {i}", kind=k, node=f"more {k}", region=regions.get(k, "local"))
         for k in sorted(p.cluster.kinds)
         for i in range(_MORE_DEVICES)
     )
-    return replace(p, cluster=replace(p.cluster, devices=(*p.cluster.devices, *more)))
+    said = p.cluster.host_memory_bytes
+    host = {**said, **dict.fromkeys((d.node for d in more), min(said.values()))} if said else said
+    return replace(p, cluster=replace(p.cluster, devices=(*p.cluster.devices, *more), host_memory_bytes=host))
 
 
 def _with_memory(p: Problem) -> Problem:
     kinds = {n: replace(k, memory_bytes=k.memory_bytes * _MORE_MEMORY) for n, k in p.cluster.kinds.items()}
     return replace(p, cluster=replace(p.cluster, kinds=kinds))
+
+
+def _without_host_memory(p: Problem) -> Problem:
+    return replace(p, cluster=replace(p.cluster, host_memory_bytes={}))
+
+
+def _host_detail(p: Problem) -> str:
+    """What the smallest machine has, and what the least parts of a run take of it."""
+    ctx = context_of(p)
+    node, size = min(p.cluster.host_memory_bytes.items(), key=lambda item: item[1])
+    replica = ctx.a.host_engine_bytes + ctx.a.host_replica_bytes + p.model.weight_bytes
+    states = stage_params(p.model, p.model.layers, first=True, last=True) * state_bytes_per_param(p.model)
+    trainer = ctx.a.host_trainer_bytes + states - p.model.weight_bytes
+    return (
+        f"machine {node} has {_size(size)}, of which a run may take {_size(size * ctx.a.host_memory_share)}; "
+        f"a replica on one device needs {_size(replica)}, a trainer on one machine {_size(trainer)} and more"
+    )
 
 
 def _cap_name(c: Cap) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from planner.cluster import Device
 from planner.cost.assumptions import Assumptions
 from planner.cost.context import Context, context_of
+from planner.cost.host import overfull, usable_bytes
 from planner.cost.memory import (
     layers_of,
     replica_resident_bytes,
@@ -46,7 +47,14 @@ def violations(plan: Plan, problem: Problem, assumptions: Assumptions | None = N
         else:
             found += _group(p, tasks[p], problem, devices, ctx)
             found += _group_memory(p, tasks[p], plan, devices, ctx)
+    found += _host_memory(plan, ctx)
     return tuple(found)
+
+
+def _host_memory(plan: Plan, ctx: Context) -> Iterator[str]:
+    for node, use in overfull(ctx, plan).items():
+        most = usable_bytes(ctx, node) or 0.0
+        yield f"machine {node}: needs {use.total / 1e9:.1f} GB of host memory, a run may take {most / 1e9:.1f} GB"
 
 
 def _tasks(plan: Plan, tasks: Mapping[Placement, tuple[Task, ...]], problem: Problem) -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from planner.cluster import Device
 from planner.columns import Columns
 from planner.cost.decode import ReplicaShape
+from planner.cost.host import within_host_memory
 from planner.cost.model import CostModel, Scored
 from planner.cost.network import best_link
 from planner.plan import Placement, Plan
@@ -192,6 +193,9 @@ class Mending:
 
     def _scored(self, placements: Sequence[Placement]) -> Scored | None:
         plan = Plan(placements=tuple(placements))
+        if self.problem.cluster.host_memory_bytes:
+            kept = [d for d, role in self.limits.items() if role == "rollout"]
+            plan = within_host_memory(self.cost.context, plan, kept=[*kept, *self.frozen])
         if unmet_cap(plan, self.problem) is not None:
             return None
         return self.cost.evaluate(plan)

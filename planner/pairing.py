@@ -84,7 +84,7 @@ class Pairing:
     def __init__(self, cost: CostModel, pools: Pools, combinations: Sequence[tuple[int, ...]]) -> None:
         self.pools, self.rules, workload = pools, cost.rules, cost.problem.workload
         self.combinations = tuple(combinations)
-        self.overlapped = workload.update_mode == "overlapped"
+        self.overlapped = workload.overlapped_updates
         self.offers = self._offers(cost)
         self.smallest = np.array([min(s, default=np.iinfo(np.int64).max) for s in self.offers.sizes], dtype=np.int64)
         self.must_train = pools.must_train.sum(axis=1)
@@ -198,7 +198,9 @@ class Pairing:
             return self._sync_values(offers, transfer_s, self._window_s(period_s, train_s))
         transfer_s = transfer_s[:, offers.kind]
         pause = offers.recompute_s[None, :] + (0.0 if self.overlapped else transfer_s)
-        need = (rules.tail_group * offers.tau_s + train) / (rules.eta + 1)
+        wait, tail = transfer_s if self.overlapped else 0.0, rules.tail_group * offers.tau_s
+        last, early = wait + np.maximum(wait, tail + train), wait + np.maximum(wait, tail)
+        need = pause + np.minimum(last / (rules.eta + 1), early / rules.eta)  # `Rules.stale_s`
         if rules.pause_all:
             need = np.maximum(need, train + transfer_s)
         given = offers.rate * np.maximum(0.0, self._window_s(period, train) - pause)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from planner.cost.host import within_host_memory
 from planner.cost.model import CostModel, Scored
 from planner.plan import Plan
 from planner.problem import Budget, Problem
@@ -28,6 +29,12 @@ class Search:
         self._seen: dict[tuple[str, ...], Scored] = {}  # the best of each way to train, by the kinds it trains on
         self.evaluations = 0
         self.stopped = False
+        # Devices whose replica may not be left out where host memory is short.
+        self._kept = frozenset(
+            o.device
+            for o in cost.problem.overrides
+            if o.kind == "freeze" or (o.kind in ("pin", "keep") and o.role == "rollout")
+        )
 
     @property
     def problem(self) -> Problem:
@@ -43,6 +50,8 @@ class Search:
     def offer(self, plan: Plan) -> Scored | None:
         """Score a valid plan and keep it if it is the best so far; None when it does not fit."""
         self.evaluations += 1
+        if self.problem.cluster.host_memory_bytes:
+            plan = within_host_memory(self.cost.context, plan, kept=self._kept)
         scored = self.cost.evaluate(plan)
         if scored is not None:
             kinds = trained_on(self.cost, scored.plan)

@@ -66,6 +66,11 @@ class Workload:
         return self.mode == "sync" or self.eta == 0
 
     @property
+    def overlapped_updates(self) -> bool:
+        """Whether replicas decode while new weights come. Where generation waits for them, nothing hides a transfer."""
+        return self.update_mode == "overlapped" and not self.synchronous
+
+    @property
     def samples_per_step(self) -> int:
         """B: samples in a global batch."""
         return self.prompts_per_step * self.responses_per_prompt

@@ -73,8 +73,27 @@ class Assumptions:
     update_fixed_bytes: float = 3.55e9
     """Weights of the smallest model of that table; below, the fixed part shrinks with the weights (assumption)."""
 
+    delta_changed_share: float = 0.02
+    """Share of bf16 weights that one optimiser step changes: their spacing is 2^-7 of their size and hides most of a step at RL
+    learning rates. About 0.01, never above 0.02 (Hugging Face TRL, delta weight sync, 2026); below 0.01 (arXiv 2602.03839)."""
+
+    delta_position_bytes: float = 4.0
+    """Bytes that say which element changed, beside its new value (assumption: 32-bit positions, not compressed)."""
+
     update_fixed_local_s: float = 0.02
     """The same on paced and CPU devices, which map a file (assumption)."""
+
+    host_replica_bytes: float = 4.8e8
+    """Resident memory of a replica's own process and its warden: 0.47 + 0.012 GB (docs/gpu.md, SmolLM2-135M)."""
+
+    host_engine_bytes: float = 1.9e9
+    """Resident memory of an engine's process a device, weights apart: 1.9 GB (same reading; its weights were 0.3 GB)."""
+
+    host_trainer_bytes: float = 1.9e9
+    """The same of a trainer's process a device (assumption: as an engine's, both hold torch and a CUDA context)."""
+
+    host_memory_share: float = 0.9
+    """Share of a machine's memory that a run may take; the rest is the system's and the page cache's (assumption)."""
 
     def overhead(self, memory_bytes: float) -> float:
         """Bytes of a device's memory that are gone before weights."""

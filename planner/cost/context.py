@@ -23,6 +23,7 @@ class Context:
     m: Moments
     a: Assumptions
     rates: Rates
+    weights_full_every: int = 1  # `Capabilities.weights_full_every`
     critic: ModelSpec | None = None  # None: shaped like `model`
     reward: ModelSpec | None = None
 
@@ -56,6 +57,7 @@ def context_of(
         m=moments(problem.workload),
         a=a,
         rates=Rates(calibration or problem.calibration),
+        weights_full_every=problem.capabilities.weights_full_every,
         critic=problem.critic_model,
         reward=problem.reward_model,
     )

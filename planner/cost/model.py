@@ -10,6 +10,7 @@ from planner.cluster import Link
 from planner.cost.assumptions import Assumptions
 from planner.cost.context import context_of
 from planner.cost.decode import Level, ReplicaShape, concurrency_grid, replica_level, sync_grid
+from planner.cost.host import overfull
 from planner.cost.memory import replica_resident_bytes, running_limit, tp_divides
 from planner.cost.network import Place, best_link, spread_of
 from planner.cost.ranks import MixedShape, RankShape, mixed_cost, mixed_shape, rank_imbalance
@@ -202,13 +203,14 @@ class CostModel:
         )
 
     def evaluate(self, plan: Plan) -> Scored | None:
-        """Prediction of a plan that the judge accepts; None when a group of tasks or a replica does not fit."""
+        """Prediction of a plan that the judge accepts; None when a group of tasks, a replica or a machine's host
+        memory does not hold it."""
         train = plan.train
         if train is None or not train.stages or not plan.rollouts:
             return None
         tasks = tasks_of(plan, self.problem.workload)
         sides = self._sides(plan, tasks)
-        if sides is None:
+        if sides is None or overfull(self.context, plan):
             return None
         groups = self._groups(plan.rollouts, self.places_of(train.devices), _residents(sides))
         if groups is None:

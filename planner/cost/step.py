@@ -1,11 +1,11 @@
 """From the speeds of trainer and replicas to the period of one step.
 
 The period P is the smallest with, for trainer time T:
-- async: P >= T, and every replica keeps its samples inside the staleness bound: M_tail tau + T <= (eta + 1) P. The
-  replicas' work in a window of P covers a batch.
+- async: P >= T, and every replica keeps its samples inside the staleness bound (`Rules.stale_s`). The replicas' work in a
+  window of P covers a batch.
 - sync (or eta = 0): the window is P - T, and holds the longest response of the batch at the replica's own speed.
-A replica loses a pause in each window: the weight update (unless overlapped) and the recomputation of prefixes. With
-`update_mode = "pause"` the trainer waits for the update too.
+A replica loses a pause in each window: the weight update (unless overlapped, which only async modes can) and the
+recomputation of prefixes. With `update_mode = "pause"` the trainer waits for the update too.
 
 The limit on outstanding samples, sum b <= (eta + 1) B, follows: where more run, tau <= (eta + 1) P / M_tail gives a rate
 of at least M_tail B / P samples a second when the running ones are cut back to the limit.
@@ -53,13 +53,12 @@ class Rules:
     tail_batch: float
     reward_s: float
     pause_all: bool
+    overlapped: bool = False
 
     def required_s(self, offer: Offer, train_s: float) -> float:
         """The smallest period in which this replica may run at that concurrency."""
-        if self.sync:
-            need = train_s + self.reward_s + self.least_window_s(offer)
-        else:
-            need = (self.tail_group * offer.level.tau_s + train_s) / (self.eta + 1)
+        in_sync_s = train_s + self.reward_s + self.least_window_s(offer)
+        need = in_sync_s if self.sync else offer.pause_s + self.stale_s(offer, train_s)
         if self.pause_all:
             need = max(need, train_s + offer.transfer_s)
         return need
@@ -67,6 +66,21 @@ class Rules:
     def least_window_s(self, offer: Offer) -> float:
         """Seconds of rollout that a sync step has at least if this replica runs at that concurrency."""
         return offer.pause_s + (offer.done[0][0] if offer.done else self.tail_batch * offer.level.tau_s)
+
+    def stale_s(self, offer: Offer, train_s: float) -> float:
+        """The least time between two pauses that the staleness bound allows.
+
+        From the publication of version v, samples of batch v + eta get tokens once v has come (U later where the transfer is
+        overlapped), take M_tail tau while no pause stops them, and are trained for T: all that within eta + 1 periods, or,
+        if they are complete before their step could begin, within eta periods without T. A transfer that takes longer than
+        a period skips versions: the next one leaves when it has come, so two of them lie in one such round. Between the two
+        cases a run keeps to the first; the less of both is taken, as a longer training must never shorten a period.
+        """
+        wait_s = offer.transfer_s if self.overlapped else 0.0
+        tail_s = self.tail_group * offer.level.tau_s
+        last = wait_s + max(wait_s, tail_s + train_s)
+        early = wait_s + max(wait_s, tail_s)
+        return min(last / (self.eta + 1), early / self.eta if self.eta else last)
 
     def window_s(self, period_s: float, train_s: float) -> float:
         """Seconds of a period in which rollout may run."""
@@ -102,12 +116,13 @@ def rules_of(workload: Workload, m: Moments) -> Rules:
         tail_batch=m.tail_batch,
         reward_s=workload.reward_s_per_sample,
         pause_all=workload.update_mode == "pause" and not sync,
+        overlapped=workload.overlapped_updates,
     )
 
 
 def make_offer(level: Level, transfer_s: float, workload: Workload, done: Curve = ()) -> Offer:
     """A level with what an update costs it."""
-    pause = 0.0 if workload.update_mode == "overlapped" else transfer_s
+    pause = 0.0 if workload.overlapped_updates else transfer_s
     # In sync mode nothing runs when the weights change.
     if workload.kv_on_update == "recompute" and not workload.synchronous:
         pause += level.recompute_s

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from planner.cost.update import update_bytes
 from planner.plan import Placement, Plan
 from planner.problem import Problem
 from planner.workflow import TRAINING, tasks_of
@@ -46,12 +47,13 @@ def _samples(
 ) -> Iterator[tuple[tuple[str, str], float]]:
     """Weights and prompts to the regions that generate, samples back."""
     work = problem.workload
+    weights = update_bytes(problem.model, problem.capabilities.weights_full_every)
     shares: dict[str, float] = defaultdict(float)
     for r in plan.rollouts:
         shares[region[r.devices[0]]] += r.share or 0.0
     for there, share in shares.items():
         samples = work.samples_per_step * share
-        yield (home, there), problem.model.weight_bytes + samples * work.prompt.mean_tokens * _PROMPT_BYTES
+        yield (home, there), weights + samples * work.prompt.mean_tokens * _PROMPT_BYTES
         yield (there, home), samples * work.response.mean_tokens * _SAMPLED_BYTES
 
 

@@ -50,9 +50,11 @@ def cluster_from_config(config: Config) -> Cluster:
             raise ConfigError(
                 "price of an unknown kind", where=f"fleet.prices.{name}", got=name, expected=", ".join(kinds)
             )
+    devices, host_memory = _devices(sections, fleet.source)
     return Cluster(
         kinds=kinds,
-        devices=_devices(sections, fleet.source),
+        devices=devices,
+        host_memory_bytes=host_memory,
         same_kind=link_from(fleet.same_kind),
         cross_kind=link_from(fleet.cross_kind or fleet.same_kind),
         cross_region=link_from(fleet.cross_region, default=DEFAULT_CROSS_REGION),
@@ -80,12 +82,17 @@ def problem_from_config(
         model = replace(model, dtype_bytes=_DTYPE_BYTES[dtype])
     planner = config.planner
     capabilities = Capabilities(
-        train_mixed_dp=planner.mixed_ranks, task_groups=2, colocate=True
+        train_mixed_dp=planner.mixed_ranks,
+        task_groups=2,
+        colocate=True,
+        weights_full_every=planner.weights_full_every,
     )  # the whole plan space
     if planner.capabilities == "runtime":
         capabilities = runtime_capabilities(config, cluster)
     elif config.fleet.source == "simulated":
-        capabilities = Capabilities()  # any shape, with the roles that a run has
+        capabilities = Capabilities(
+            weights_full_every=planner.weights_full_every
+        )  # any shape, with the roles that a run has
     problem = Problem(
         cluster=cluster,
         model=model,
@@ -247,9 +254,10 @@ def _regions(sections: tuple[RegionsSection, ...], known: Collection[str]) -> Ma
     return found
 
 
-def _devices(sections: tuple[DeviceSection, ...], source: str) -> tuple[Device, ...]:
-    """Expand counts. Numbering goes on where sections share a node or a node template."""
+def _devices(sections: tuple[DeviceSection, ...], source: str) -> tuple[tuple[Device, ...], dict[str, float]]:
+    """Expand counts; and what is said of machines' memory. Numbering goes on where sections share a node or a node template."""
     out: list[Device] = []
+    host: dict[str, float] = {}
     on_node: dict[str, int] = {}
     machines: dict[str, int] = {}
     for number, s in enumerate(sections):
@@ -266,9 +274,16 @@ def _devices(sections: tuple[DeviceSection, ...], source: str) -> tuple[Device, 
             if "{i}" in node:
                 node = node.replace("{i}", str(machines.get(s.node, 0)))
                 machines[s.node] = machines.get(s.node, 0) + 1
+            if s.host_memory is not None and host.setdefault(node, s.host_memory) != s.host_memory:
+                raise ConfigError(
+                    f"machine {node!r} is said to have two amounts of memory",
+                    where=f"fleet.devices.{number}.host_memory",
+                    got=s.host_memory,
+                    expected=f"{host[node]:.0f} bytes, as an entry before says",
+                )
             for _ in range(min(per_node, s.count - start)):
                 i = on_node.get(node, 0)
                 on_node[node] = i + 1
                 name = {"paced": f"paced-{node}-{i}", "cpu": f"cpu-{node}-{i}"}.get(source, f"{node}/gpu{i}")
                 out.append(Device(id=name, kind=s.kind, node=node, region=s.region, index=i))
-    return tuple(out)
+    return tuple(out), host

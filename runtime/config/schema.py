@@ -235,6 +235,7 @@ class DeviceSection(Section):
     node: str = Field("n0", description="{i} is replaced by the node's number when per_node is set")
     per_node: int | None = Field(None, ge=1)
     region: str = "local"
+    host_memory: Bytes | None = Field(None, description="RAM of each of these machines; default: not checked")
 
 
 class LinkSection(Section):
@@ -319,10 +320,23 @@ class PlannerSection(Section):
         False,
         description="the trainer's DP ranks may be of two kinds, with token shares by speed; no export can say so",
     )
+    weights_full_every: int = Field(
+        1,
+        ge=1,
+        description="with unrestricted: one weight update in so many carries all weights, the others what changed; 1: all do",
+    )
     solve_time: Seconds = Field(10.0, validate_default=True, description="seconds the planner process may take")
     calibration: Path | None = Field(
         None, description='file of `hexctl profile`; default: calibration.json in run.root if there; "none": none'
     )
+
+    @model_validator(mode="after")
+    def _runnable(self) -> "PlannerSection":
+        if self.weights_full_every > 1 and self.capabilities == "runtime":
+            raise ValueError(
+                'planner.weights_full_every needs planner.capabilities = "unrestricted": a run goes by weights.full_every'
+            )
+        return self
 
 
 class ConsentSection(Section):

@@ -4,7 +4,7 @@ from planner.cluster import Link
 from planner.cost.decode import ReplicaShape
 from planner.cost.model import CostModel
 from planner.cost.network import Place, best_link
-from planner.cost.update import update_s
+from planner.cost.update import update_bytes, update_s
 from planner.plan import Placement, Plan
 from planner.problem import Problem
 from planner.record import replace
@@ -44,12 +44,12 @@ class Physics:
         link = best_link(self.problem.cluster, theirs, ours)
         whole_s = update_s(self.cost.context, p.kind, link)
         fixed_s = update_s(self.cost.context, p.kind, Link(latency_s=link.latency_s, bytes_per_s=_NO_LIMIT))
-        size = self.problem.model.weight_bytes
+        size = update_bytes(self.cost.context.model, self.cost.context.weights_full_every, self.cost.context.a)
         moving_s = whole_s - fixed_s
         return WeightsPath(
             link=_link_name(ours, theirs),
             bytes_per_s=size / moving_s if moving_s > 0 else _NO_LIMIT,
-            size_bytes=float(size),
+            size_bytes=size,
             fixed_s=fixed_s,
         )
 

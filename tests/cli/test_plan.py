@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from hexctl.cli.found_fleet import found_cluster
 from hexctl.cli.main import main
+from runtime.backends.fleet import discover
+from runtime.config.load import load_config
 
 ABSENT = ("torch", "ray", "textual", "starlette", "uvicorn", "transformers")
 PLAN_KEYS = {
@@ -179,3 +182,25 @@ def test_a_comparison_without_any_plan_says_so(small: Path, capfd: pytest.Captur
     settings = ("--set", "fleet.kinds.card.memory=1 GB")
     out, _ = call(capfd, "plan", str(small), *settings, "--compare", "areal-hex,hex", code=5)
     assert out.count("no plan: ") == 2
+
+
+def test_gpus_that_are_not_here_are_not_planned_from_the_file(
+    small: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `hexctl up`: an error and a hint; the devices of the file only where the user says declared."""
+    monkeypatch.setenv("HEXCTL_NVML", "/nowhere/libnvidia-ml.so.1")
+    out, err = call(capfd, "plan", str(small), "--set", "fleet.source=gpus", code=2)
+    assert out == ""
+    assert err.startswith("error: fleet.source: no GPUs")
+    assert '--set fleet.source="declared"' in err
+    out, _ = call(capfd, "plan", str(small), "--set", "fleet.source=declared", "--evaluations", "50")
+    assert "card" in out
+
+
+def test_what_a_machine_has_comes_back_from_the_child_that_looks() -> None:
+    """The CPU, which every machine has, as `hexctl up` would see it."""
+    path = Path(__file__).parents[2] / "configs/local.toml"
+    config = load_config(path, overrides={"fleet.source": "cpu", "fleet.devices": "[]"}).config
+    cluster, notes = found_cluster(config)
+    assert cluster == discover(config).cluster
+    assert any("two devices" in n for n in notes)

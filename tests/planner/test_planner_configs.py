@@ -124,7 +124,7 @@ def test_everything_reaches_the_problem() -> None:
     assert p.overrides == said
 
 
-def test_ranks_of_two_kinds_are_planned_where_the_file_says_so() -> None:
+def test_ranks_of_two_kinds_and_deltas_are_planned_where_the_file_says_so() -> None:
     def said(**planner: Any) -> Capabilities:
         c = config(planner=planner)
         return problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path)).capabilities
@@ -133,6 +133,10 @@ def test_ranks_of_two_kinds_are_planned_where_the_file_says_so() -> None:
     assert not said(capabilities="unrestricted").train_mixed_dp
     assert not said(capabilities="runtime").train_mixed_dp
     assert said(capabilities="runtime", mixed_ranks=True).train_mixed_dp
+    assert said(capabilities="unrestricted", weights_full_every=16).weights_full_every == 16
+    assert said(capabilities="runtime").weights_full_every == 1
+    with pytest.raises(ValueError, match="weights_full_every needs"):
+        config(planner={"capabilities": "runtime", "weights_full_every": 2})
 
 
 @pytest.mark.parametrize(
@@ -325,3 +329,15 @@ def test_the_papers_market_has_the_papers_prices() -> None:
     tree = tomllib.loads((CONFIGS / "markets" / "areal-hex.toml").read_text())
     rates = {row["kind"]: row["price_usd_per_h"] / row["gpus"] for row in tree["instances"]}
     assert rates == {"H800": pytest.approx(5.28), "H20": pytest.approx(1.85)}
+
+
+def test_memory_of_machines_is_said_beside_their_devices() -> None:
+    def cluster(*sections: dict[str, Any]) -> Any:
+        return cluster_from_config(config(fleet={"source": "declared", "devices": list(sections)}))
+
+    two = {"kind": "H20", "count": 16, "per_node": 8, "node": "m{i}", "host_memory": "512 GB"}
+    assert cluster(two, {"kind": "H100", "node": "x"}).host_memory_bytes == {"m0": 512e9, "m1": 512e9}
+    same = {"kind": "H20", "node": "y", "host_memory": "64 GB"}
+    assert cluster(same, {**same, "kind": "H100"}).host_memory_bytes == {"y": 64e9}
+    with pytest.raises(ConfigError, match="two amounts of memory"):
+        cluster(same, {**same, "host_memory": "128 GB"})

@@ -280,6 +280,7 @@ rules = st.builds(
     tail_batch=st.floats(1, 5),
     reward_s=st.sampled_from([0.0, 1.0]),
     pause_all=st.booleans(),
+    overlapped=st.booleans(),
 )
 
 

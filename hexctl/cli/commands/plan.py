@@ -1,4 +1,5 @@
-"""`hexctl plan`: the planner as a command. Reads a configuration and nothing else: no daemon, no torch, no Ray."""
+"""`hexctl plan`: the planner as a command. Reads a configuration, and where it asks for them the GPUs that are here: no daemon,
+no torch, no Ray."""
 
 import sys
 import time
@@ -116,7 +117,8 @@ def plan(
 
 
 def problem_of(config: Any, calibration: str | None = None) -> Problem:
-    """The planner's problem for a configuration as it is written: no device is looked for. `calibration`: as --calibration."""
+    """The planner's problem for a configuration as it is written. Devices are looked for only where `fleet.source` is "gpus", which
+    means those that are here, whatever the file lists. `calibration`: as --calibration."""
     from planner.model import load_model_spec
     from runtime.config.calibration import calibration_file, load_calibration
     from runtime.config.problem import cluster_from_config, problem_from_config
@@ -128,7 +130,15 @@ def problem_of(config: Any, calibration: str | None = None) -> Problem:
         named = [t.kind for t in measured.kinds]
         say(f"counting with {file}: {', '.join(named) or 'no kinds'}")
     model = load_model_spec(Path(config.model.path))
-    return problem_from_config(config, cluster_from_config(config), model, calibration=measured)
+    if config.fleet.source == "gpus":
+        from hexctl.cli.found_fleet import found_cluster
+
+        cluster, notes = found_cluster(config)
+        for note in notes:
+            say(note)
+    else:
+        cluster = cluster_from_config(config)
+    return problem_from_config(config, cluster, model, calibration=measured)
 
 
 def _timed(problem: Problem, scheduler: str, limit_s: float, evaluations: int | None) -> tuple[Solution, float]:
