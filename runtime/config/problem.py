@@ -163,6 +163,7 @@ def workload_from_config(config: Config) -> Workload:
         eta=algorithm.bound,
         reference_model=algorithm.reference_model,
         reward="model" if algorithm.reward_model else "rule",
+        reward_s_per_sample=algorithm.reward_time,
         kv_on_update=algorithm.kv_on_update,
         update_mode=algorithm.update_mode,
         proximal_forward=algorithm.objective == "decoupled",

@@ -97,6 +97,11 @@ class AlgorithmSection(Section):
     )
     reference_model: bool = Field(False, description="for planning only: one more forward pass, of a fixed reference")
     reward_model: bool = Field(False, description="for planning only: a model rewards, not a rule")
+    reward_time: Seconds = Field(
+        0.0,
+        validate_default=True,
+        description="seconds a rule takes on the CPU to reward a response; plans add the last response's to a step",
+    )
     update_mode: Literal["rolling", "pause", "overlapped"] = Field(
         "rolling", description="who waits for new weights: the replica, everybody, nobody; a run is rolling"
     )

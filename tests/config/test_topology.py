@@ -159,6 +159,11 @@ def test_what_only_the_planner_knows_is_planned() -> None:
     assert (w.algorithm, w.reference_model, w.update_mode, w.kv_on_update) == ("ppo", True, "pause", "keep")
 
 
+def test_the_time_of_a_rule_reaches_the_plan_and_stops_no_run() -> None:
+    text = HEAD.replace('name = "grpo"', 'name = "grpo"\nreward_time = "250 ms"')
+    assert workload_from_config(Config.model_validate(tomllib.loads(text))).reward_s_per_sample == 0.25
+
+
 @pytest.mark.parametrize("key", ONLY_PLANNED)
 def test_and_a_run_with_it_is_refused(tmp_path: Path, key: str) -> None:
     text = HEAD.replace('name = "grpo"', f"{key} = {ONLY_PLANNED[key]}")
