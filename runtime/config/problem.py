@@ -125,6 +125,8 @@ def runtime_capabilities(config: Config, cluster: Cluster) -> Capabilities:
         train_max_devices=most,
         train_mixed_dp=config.planner.mixed_ranks and most != 1,
         trainer="replicated" if most == 1 else "fsdp",
+        # Straight to the engines, and of several ranks, all weights go.
+        weights_full_every=config.weights.full_every if config.weights.path == "store" and most == 1 else 1,
     )
 
 

@@ -135,6 +135,12 @@ def test_ranks_of_two_kinds_and_deltas_are_planned_where_the_file_says_so() -> N
     assert said(capabilities="runtime", mixed_ranks=True).train_mixed_dp
     assert said(capabilities="unrestricted", weights_full_every=16).weights_full_every == 16
     assert said(capabilities="runtime").weights_full_every == 1
+    for path, world, every in (("store", 1, 8), ("store", 2, 1), ("auto", 1, 1), ("direct", 1, 1)):
+        c = config(
+            weights={"path": path, "full_every": 8}, trainer={"max_world": world}, planner={"capabilities": "runtime"}
+        )
+        caps = problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path)).capabilities
+        assert caps.weights_full_every == every
     with pytest.raises(ValueError, match="weights_full_every needs"):
         config(planner={"capabilities": "runtime", "weights_full_every": 2})
 
