@@ -24,6 +24,7 @@ from planner.search import Search
 from planner.sides import Way
 from planner.sidescan import SideCell, SideScan
 from planner.space import BlockShape, DeviceClass, replica_shapes
+from planner.workflow import TRAINING
 
 _SEEN, _WAYS = 400, 3  # ways looked at, and the fastest of them laid out, on a large fleet
 _LAYOUTS = 2  # of the first group there; the second has its fastest
@@ -204,14 +205,17 @@ def _most(way: Way, shares: tuple[tuple[float, ...], ...]) -> dict[str, float]:
 def _laid_out(
     scan: SideScan, way: Way, shares: tuple[tuple[float, ...], ...], *, small: bool
 ) -> Iterator[tuple[_Group, ...]]:
-    """The groups of a way on the classes, pinned devices covered by one or the other."""
+    """The groups of a way on the classes. Devices pinned to train are covered by the groups that train, which score alone
+    does not."""
     several = len(way.tasks) > 1
-    classes = [_unpinned(c) for c in scan.classes] if several else list(scan.classes)
-    for first in _group(scan, classes, way.tasks[0], way.blocks[0], shares[0], small=small):
+    both = several and bool(set(way.tasks[1]) & set(TRAINING))
+    unpinned = [_unpinned(c) for c in scan.classes]
+    # A group that trains alone has to cover every pin; the groups' devices are handed out pinned ones first.
+    for first in _group(scan, unpinned if both else scan.classes, way.tasks[0], way.blocks[0], shares[0], small=small):
         if not several:
             yield (first,)
             continue
-        rest = [_without(c, n) for c, n in zip(classes, first.used, strict=True)]
+        rest = [_without(c, n) for c, n in zip(unpinned, first.used, strict=True)]
         seconds = _group(scan, rest, way.tasks[1], way.blocks[1], shares[1], small=small)
         for second in seconds if small else itertools.islice(seconds, 1):
             given = [a + b for a, b in zip(first.used, second.used, strict=True)]
