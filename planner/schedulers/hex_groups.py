@@ -63,7 +63,7 @@ def plan_cell(search: Search, scan: SideScan, cell: SideCell, period_s: float, *
                     _plan_way(search, scan, way, shares, _most(way, shares), small=True)
         return
     # In sync modes generation comes on top, and takes at least what it would with the memory of all devices to itself.
-    window_s = period_s - cell.side_s if scan.shared else 0.0
+    window_s = cell.window_s if scan.shared else 0.0
     for way in sorted(itertools.islice(ways, _SEEN), key=lambda w: w.side_s)[:_WAYS]:
         kinds = _kinds(way)
         _plan_levels(search, scan, way, window_s, [dict.fromkeys(kinds, beside) for beside in _besides(scan)])
@@ -82,7 +82,7 @@ def plan_turns(search: Search, scan: SideScan, to_beat_s: Callable[[], float], p
         while ahead is not None and looked_at < _CELLS and (not waiting or ahead[0] <= waiting[0][0]):
             period_s, cell = ahead
             if hosting is None:
-                hosting = _hosting(scan, period_s, cell)
+                hosting = _hosting(scan, cell)
                 if not hosting.total > 0:
                     return False
             below_s = min(to_beat_s(), period_s * _SPAN)
@@ -98,14 +98,13 @@ def plan_turns(search: Search, scan: SideScan, to_beat_s: Callable[[], float], p
     return True
 
 
-def _hosting(scan: SideScan, period_s: float, cell: SideCell) -> Hosting:
+def _hosting(scan: SideScan, cell: SideCell) -> Hosting:
     """Estimates at the window of the most promising cell."""
-    window_s = period_s - cell.side_s
     assert scan.pairing is not None, "there is a cell"
     trained = tuple(i for i, x in enumerate(cell.actor) if x)
     several = len({c.place.region for c in scan.classes}) > 1
     links = {k: scan.pairing.home_link(trained, i, several=several) for i, k in enumerate(scan.kinds)}
-    return Hosting(scan.cost, scan.sides, scan.classes, links, window_s)
+    return Hosting(scan.cost, scan.sides, scan.classes, links, cell.window_s)
 
 
 def _plan_hosted(search: Search, scan: SideScan, hosted: HostedWay, window_s: float) -> None:
