@@ -42,10 +42,15 @@ class Relaxed:
         self._spreads: dict[BlockShape, Spread | None] = {}
 
     def group(
-        self, blocks: Sequence[BlockShape], tasks: tuple[Task, ...], beside_bytes: Sequence[float] = ()
+        self,
+        blocks: Sequence[BlockShape],
+        tasks: tuple[Task, ...],
+        beside_bytes: Sequence[float] = (),
+        *,
+        first_bytes: float = 0.0,
     ) -> TrainerCost | None:
-        """What a group of tasks takes on these blocks at best, beside replicas that hold `beside_bytes` by block; None
-        where it does not fit."""
+        """What a group of tasks takes on these blocks at best, beside replicas that hold `beside_bytes` by block, and on the
+        first stage of a pipeline at least `first_bytes`; None where it does not fit."""
         layers = self.columns.split(blocks, tasks)
         if layers is None:
             return None
@@ -58,6 +63,7 @@ class Relaxed:
                 return None
             one = StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=0, spread=spread, beside_bytes=held)
             stages += [replace(one, layers=n) for n in layers[len(stages) : len(stages) + b.pp]]
+        stages[0] = replace(stages[0], beside_bytes=max(first_bytes, stages[0].beside_bytes))
         links = tuple(self.link(a.kind, b.kind) for a, b in itertools.pairwise(stages))
         return self.columns.cost.trainer(TrainerShape(stages=tuple(stages), links=links, tasks=tasks))
 

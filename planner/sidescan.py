@@ -18,13 +18,16 @@ from planner.pools import Pools
 from planner.record import record
 from planner.sides import Sides
 from planner.space import DeviceClass
+from planner.turns import Turns
 
 _BATCH, _NEAR = 512, 1.01  # cells looked at together: the lowest, and those this near to it
 _COSTED = 4  # cells whose ways are looked at together
 _HALVINGS = 48
+_HOSTED_CELLS = 32  # whose bound is made to know of what lies on shared devices
 T = TypeVar("T")
 # What the bound of a cell is of: its side alone; the pairing of that; its best way; the pairing of that.
-_BOUNDED, _PAIRED, _COSTED_WHOLE, _SETTLED = range(4)
+# Where devices are shared also with what lies on them.
+_BOUNDED, _PAIRED, _COSTED_WHOLE, _SETTLED, _HOSTED = range(5)
 
 
 @record
@@ -34,6 +37,7 @@ class SideCell:
     used: tuple[int, ...]
     actor: tuple[bool, ...]
     side_s: float
+    window_s: float  # generation takes at least so long, with the memory of all devices to itself where they are shared
 
 
 class SideScan:
@@ -73,7 +77,9 @@ class SideScan:
         self._cells, self._actors = cells, trained
         self._low = cells.train_s.copy()
         self._state = np.full(len(self._low), _BOUNDED)
+        self._window_s = np.zeros(len(self._low))
         self._out: list[tuple[float, SideCell]] = []
+        self.turns, self._looks = Turns(cost, self.sides, self.classes), _HOSTED_CELLS
 
     def ascending(self, below_s: Callable[[], float] = lambda: float("inf")) -> Iterator[tuple[float, SideCell]]:
         """(period in seconds, cell), shortest period first, as long as it is less than `below_s()` is by then."""
@@ -108,7 +114,11 @@ class SideScan:
         near = np.flatnonzero(self._low <= lowest * _NEAR)
         near = near[np.argsort(self._low[near], kind="stable")][:_BATCH]
         first = int(near[0])
-        if self._state[first] == _SETTLED:
+        if self._state[first] == _SETTLED and self.shared and self._looks > 0:
+            self._looks -= 1
+            self._host(first)
+            return
+        if self._state[first] >= _SETTLED:
             self._out.append((lowest, self._cell(first)))
             self._low[first] = np.inf
             return
@@ -128,7 +138,19 @@ class SideScan:
             used=tuple(int(n) for n in cells.used[row]),
             actor=tuple(bool(x) for x in self._actors[cells.trained[row]]),
             side_s=float(cells.train_s[row]),
+            window_s=float(self._window_s[row]),
         )
+
+    def _host(self, row: int) -> None:
+        """A bound that knows what lies on shared devices, in place of one that does not."""
+        cell = self._cell(row)
+        assert self.pairing is not None, "there is a cell"
+        trained = tuple(i for i, x in enumerate(cell.actor) if x)
+        several = len({c.place.region for c in self.classes}) > 1
+        links = {k: self.pairing.home_link(trained, i, several=several) for i, k in enumerate(self.kinds)}
+        used, actor = self.in_order(cell.used), self.in_order(cell.actor)
+        self._low[row] = self.turns.closer_s(used, actor, cell.window_s, float(self._low[row]), links)
+        self._state[row] = _HOSTED
 
     def _pair(self, rows: NDArray[np.int64]) -> None:
         if len(rows) and self.pairing is not None:
@@ -136,6 +158,7 @@ class SideScan:
             self._low[rows] = found
             done = rows[settled]
             self._state[done] += 1
+            self._window_s[done] = np.maximum(self._low[done] - self._cells.train_s[done], 0.0)
 
     def _free(self, cells: Cells) -> Cells:
         """The cells as the pairing sees them: with the devices that nothing may generate on."""

@@ -24,6 +24,7 @@ from planner.search import Search
 from planner.sides import Way
 from planner.sidescan import SideCell, SideScan
 from planner.space import BlockShape, DeviceClass, replica_shapes
+from planner.workflow import TRAINING
 
 _SEEN, _WAYS = 400, 3  # ways looked at, and the fastest of them laid out, on a large fleet
 _LAYOUTS = 2  # of the first group there; the second has its fastest
@@ -62,7 +63,7 @@ def plan_cell(search: Search, scan: SideScan, cell: SideCell, period_s: float, *
                     _plan_way(search, scan, way, shares, _most(way, shares), small=True)
         return
     # In sync modes generation comes on top, and takes at least what it would with the memory of all devices to itself.
-    window_s = period_s - cell.side_s if scan.shared else 0.0
+    window_s = cell.window_s if scan.shared else 0.0
     for way in sorted(itertools.islice(ways, _SEEN), key=lambda w: w.side_s)[:_WAYS]:
         kinds = _kinds(way)
         _plan_levels(search, scan, way, window_s, [dict.fromkeys(kinds, beside) for beside in _besides(scan)])
@@ -81,7 +82,7 @@ def plan_turns(search: Search, scan: SideScan, to_beat_s: Callable[[], float], p
         while ahead is not None and looked_at < _CELLS and (not waiting or ahead[0] <= waiting[0][0]):
             period_s, cell = ahead
             if hosting is None:
-                hosting = _hosting(scan, period_s, cell)
+                hosting = _hosting(scan, cell)
                 if not hosting.total > 0:
                     return False
             below_s = min(to_beat_s(), period_s * _SPAN)
@@ -97,14 +98,13 @@ def plan_turns(search: Search, scan: SideScan, to_beat_s: Callable[[], float], p
     return True
 
 
-def _hosting(scan: SideScan, period_s: float, cell: SideCell) -> Hosting:
+def _hosting(scan: SideScan, cell: SideCell) -> Hosting:
     """Estimates at the window of the most promising cell."""
-    window_s = period_s - cell.side_s
     assert scan.pairing is not None, "there is a cell"
     trained = tuple(i for i, x in enumerate(cell.actor) if x)
     several = len({c.place.region for c in scan.classes}) > 1
     links = {k: scan.pairing.home_link(trained, i, several=several) for i, k in enumerate(scan.kinds)}
-    return Hosting(scan.cost, scan.sides, scan.classes, links, window_s)
+    return Hosting(scan.cost, scan.sides, scan.classes, links, cell.window_s)
 
 
 def _plan_hosted(search: Search, scan: SideScan, hosted: HostedWay, window_s: float) -> None:
@@ -204,14 +204,17 @@ def _most(way: Way, shares: tuple[tuple[float, ...], ...]) -> dict[str, float]:
 def _laid_out(
     scan: SideScan, way: Way, shares: tuple[tuple[float, ...], ...], *, small: bool
 ) -> Iterator[tuple[_Group, ...]]:
-    """The groups of a way on the classes, pinned devices covered by one or the other."""
+    """The groups of a way on the classes. Devices pinned to train are covered by the groups that train, which score alone
+    does not."""
     several = len(way.tasks) > 1
-    classes = [_unpinned(c) for c in scan.classes] if several else list(scan.classes)
-    for first in _group(scan, classes, way.tasks[0], way.blocks[0], shares[0], small=small):
+    both = several and bool(set(way.tasks[1]) & set(TRAINING))
+    unpinned = [_unpinned(c) for c in scan.classes]
+    # A group that trains alone has to cover every pin; the groups' devices are handed out pinned ones first.
+    for first in _group(scan, unpinned if both else scan.classes, way.tasks[0], way.blocks[0], shares[0], small=small):
         if not several:
             yield (first,)
             continue
-        rest = [_without(c, n) for c, n in zip(classes, first.used, strict=True)]
+        rest = [_without(c, n) for c, n in zip(unpinned, first.used, strict=True)]
         seconds = _group(scan, rest, way.tasks[1], way.blocks[1], shares[1], small=small)
         for second in seconds if small else itertools.islice(seconds, 1):
             given = [a + b for a, b in zip(first.used, second.used, strict=True)]

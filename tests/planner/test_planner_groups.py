@@ -1,7 +1,7 @@
 """`hex` on workflows of several tasks: against brute force, and its bound."""
 
 import pytest
-from fleets import problems, workloads
+from fleets import LINK, cluster, kind, problem, problems, workload, workloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +9,9 @@ from planner import Budget, Capabilities, Feasible, Infeasible, Problem, solve, 
 from planner.bound import upper_bound
 from planner.cluster import Link
 from planner.cost import CostModel
+from planner.override import Override
 from planner.record import replace
+from planner.workload import Lengths
 
 SLACK = 1 + 1e-6
 EVERYTHING = Budget(evaluations=10**9)
@@ -65,6 +67,39 @@ def test_hex_finds_the_optimum_of_workflows_of_several_tasks(p: Problem) -> None
 @given(workflows(modes=("sync",)))
 def test_hex_finds_the_optimum_where_tasks_take_turns(p: Problem) -> None:
     compared(p)
+
+
+def said(device: str, role: str) -> Override:
+    return Override(device=device, kind="pin", role=role)  # type: ignore[arg-type]
+
+
+@settings(max_examples=10)
+@given(
+    workflows(most=3, modes=("sync",)),
+    st.lists(st.sampled_from(["", "train", "rollout", "idle"]), min_size=3, max_size=3),
+)
+def test_pins_are_kept_where_two_groups_share_devices_with_replicas(p: Problem, roles: list[str]) -> None:
+    pins = tuple(said(d.id, r) for d, r in zip(p.cluster.devices, roles, strict=False) if r)
+    w = replace(p.workload, reward="rule")
+    compared(replace(p, workload=w, overrides=pins, capabilities=replace(p.capabilities, task_groups=2, colocate=True)))
+
+
+def test_a_device_pinned_to_train_does_not_score_alone() -> None:
+    """Without the pin the small card, which generates faster, scores between its turns and leaves training to the large one. A
+    group of scoring tasks has not the role "train"."""
+    large, small = kind("large", tflops=989, hbm=3e11), kind("small", tflops=989, hbm=1e12, memory=12e9)
+    lengths = Lengths(mean_tokens=1500, cv=0.8, max_tokens=6000)
+    sizes = {"prompts_per_step": 8, "responses_per_prompt": 2, "response": lengths}
+    w = workload(mode="sync", algorithm="ppo", reference_model=True, update_mode="overlapped", **sizes)
+    p = problem(
+        cluster(("large", "a"), ("small", "c"), kinds=(large, small), cross=LINK),
+        workload=w,
+        capabilities=Capabilities(task_groups=2, colocate=True, train_max_pp=2),
+    )
+    free = solve(p, scheduler="exhaustive", budget=EVERYTHING)
+    assert isinstance(free, Feasible)
+    assert free.plan.role_of("d1") == "score"
+    compared(replace(p, overrides=(said("d1", "train"),)))
 
 
 @settings(max_examples=10)

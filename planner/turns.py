@@ -1,0 +1,146 @@
+"""Where generation takes turns with groups of tasks on the same devices: a bound of the period that knows what lies there.
+
+The pairing gives replicas all memory of every device. In truth a replica has what the models of the groups leave, and its own
+weights slow a group that has no room for them; the first stage of a pipeline, which keeps most micro-batches under way, has least.
+So every plan of a way takes at least, for one group of it and the most that replicas hold on a device of its first stage (none,
+or what some shape holds),
+- the side with that held there, and
+- the generation of a batch, where devices of that stage are in replicas of shapes that hold no more, and every device has what
+  models leave it. A replica on several devices has the memory of the fullest, so device by device its tokens are bounded.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from planner.cluster import Link
+from planner.cost.memory import replica_resident_bytes
+from planner.cost.model import CostModel, side_s
+from planner.cost.step import Offer
+from planner.cost.training import TrainerCost
+from planner.plan import Task
+from planner.record import record
+from planner.relaxed import Relaxed
+from planner.sides import Sides, Way
+from planner.space import BlockShape, DeviceClass, is_mixed, replica_shapes
+
+_MOST_WAYS = 64  # of one cell that are looked at
+_SPANS = (0.03, 0.01, 0.003)  # how far above the bound ways are looked for, less where they are too many
+_HALVINGS = 6
+
+
+@record
+class _Level:
+    """One choice of what replicas hold on the first stage of a group."""
+
+    side_s: float
+    stages: tuple[tuple[str, int, float, float], ...]  # kind, devices, bytes of models there, most bytes of a replica there
+
+
+class Turns:
+    """Bounds of one problem."""
+
+    def __init__(self, cost: CostModel, sides: Sides, classes: Sequence[DeviceClass]) -> None:
+        self.cost, self.sides, self.relaxed = cost, sides, sides.relaxed
+        self.count = {k: sum(c.size for c in classes if c.place.kind == k) for k in sides.kinds}
+        self.shapes = {
+            k: tuple((replica_resident_bytes(cost.context, s.tp, s.pp), s) for s in replica_shapes(cost, classes, k))
+            for k in sides.kinds
+        }
+        self._levels: dict[tuple[tuple[BlockShape, ...], tuple[Task, ...], float], TrainerCost | None] = {}
+
+    def closer_s(
+        self, used: tuple[int, ...], actor: tuple[bool, ...], window_s: float, low_s: float, links: dict[str, Link]
+    ) -> float:
+        """A better lower bound of the period of a cell than `low_s`. `window_s`: seconds that generation takes at least; `links`:
+        by kind, that over which new weights come at best."""
+        for span in _SPANS:
+            high_s = low_s * (1 + span)
+            ways = list(itertools.islice(self.sides.ways(used, actor, high_s - window_s), _MOST_WAYS))
+            if len(ways) < _MOST_WAYS:
+                return self._between(low_s, high_s, [(w.side_s + window_s, self._way(w)) for w in ways], links)
+        return low_s
+
+    def _between(
+        self,
+        low_s: float,
+        high_s: float,
+        ways: Sequence[tuple[float, Sequence[Sequence[_Level]]]],
+        links: dict[str, Link],
+    ) -> float:
+        """The longest period, to some halvings, that none of some ways (a bound of each, and its levels by group) is done in."""
+
+        def done(period_s: float) -> bool:
+            return any(
+                least_s < period_s and all(any(self._done(x, period_s, links) for x in levels) for levels in groups)
+                for least_s, groups in ways
+            )
+
+        if not done(high_s):
+            return high_s
+        for _ in range(_HALVINGS):
+            middle_s = (low_s + high_s) / 2
+            low_s, high_s = (low_s, middle_s) if done(middle_s) else (middle_s, high_s)
+        return low_s
+
+    def _way(self, way: Way) -> list[list[_Level]]:
+        """By group, every level of a way; no group where it is not known what lies where."""
+        if any(is_mixed(blocks) for blocks in way.blocks):
+            return []
+        alone = [self._cost(b, t, 0.0) for b, t in zip(way.blocks, way.tasks, strict=True)]
+        costs = [c for c in alone if c is not None]
+        if len(costs) < len(alone):
+            return [[]]  # it does not fit at all
+        stages = [
+            [(b.kind, b.tp * b.dp, held) for (b, held) in zip(_by_stage(blocks), c.resident_bytes, strict=True)]
+            for blocks, c in zip(way.blocks, costs, strict=True)
+        ]
+        taken = [(k, n) for some in stages for k, n, _ in some]
+        rest = [(k, all_ - sum(n for x, n in taken if x == k), 0.0, float("inf")) for k, all_ in self.count.items()]
+        out: list[list[_Level]] = []
+        for g, blocks in enumerate(way.blocks):
+            levels: list[_Level] = []
+            for most in (0.0, *sorted({held for held, _ in self.shapes[blocks[0].kind]})):
+                slowed = self._cost(blocks, way.tasks[g], most)
+                if slowed is not None:
+                    seconds = side_s([*costs[:g], slowed, *costs[g + 1 :]])
+                    where = [
+                        (k, n, held, most if (x, i) == (g, 0) else float("inf"))
+                        for x, some in enumerate(stages)
+                        for i, (k, n, held) in enumerate(some)
+                    ]
+                    levels.append(_Level(side_s=max(way.side_s, seconds), stages=(*where, *rest)))
+            out.append(levels)
+        return out
+
+    def _cost(self, blocks: tuple[BlockShape, ...], tasks: tuple[Task, ...], held: float) -> TrainerCost | None:
+        """What a group takes where replicas hold so much on each device of its first stage."""
+        key = (blocks, tasks, held)
+        if key not in self._levels:
+            self._levels[key] = self.relaxed.group(blocks, tasks, first_bytes=held)
+        return self._levels[key]
+
+    def _done(self, level: _Level, period_s: float, links: dict[str, Link]) -> bool:
+        """Whether a batch may be generated in a period so."""
+        left = self.cost.rules.work_tokens
+        if not period_s > level.side_s:
+            return False
+        for kind, devices, held, most in level.stages:
+            left -= devices * self._tokens(kind, held, most, period_s - level.side_s, links[kind]) if devices else 0.0
+        return left <= 0
+
+    def _tokens(self, kind: str, held: float, most: float, window_s: float, link: Link) -> float:
+        """The most tokens of one device that holds `held` bytes of models, in a replica that holds `most` there."""
+        given: Callable[[Offer], float] = lambda o: self.cost.rules.given_tokens(o, window_s, 0.0)
+        return max(
+            (
+                given(o) / shape.devices
+                for resident, shape in self.shapes[kind]
+                if resident <= most
+                for o in self.cost.offers(shape, link, held)
+            ),
+            default=0.0,
+        )
+
+
+def _by_stage(blocks: Sequence[BlockShape]) -> list[BlockShape]:
+    return [b for b in blocks for _ in range(b.pp)]
