@@ -245,9 +245,11 @@ class Batch:
         if task not in self._ways:
             self._ways[task] = []
             for recompute in (False, True) if task in TRAINING else (False,):
-                left = self.possible
+                left, limit = self.possible, np.full((PARTS, self.size), np.inf)
                 for i, step in enumerate(self.steps):
-                    limit = self._limit(task, step, recompute)
+                    # A way is tried only where all smaller micro-batches fit, and those may need more: no micro-batch is
+                    # shorter than the longest sequence, and more of them are in flight.
+                    limit = np.minimum(limit, self._limit(task, step, recompute))
                     left = left & (self._state(task) <= limit).all(axis=0)
                     if not left.any():
                         break
