@@ -2,7 +2,8 @@
 
 Cells are totals of devices by kind that do anything but generate (`planner.sides`), paired as `planner.scan` pairs trainers.
 Where devices lie is relaxed, regions included. In sync modes with co-location every device may generate, whatever else it
-does; the memory that models of other tasks hold there is relaxed too.
+does; the memory that models of other tasks hold there is relaxed too at first, and of the lowest cells put in last
+(`planner.turns`).
 """
 
 from collections.abc import Callable, Iterator, Sequence

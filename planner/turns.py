@@ -9,23 +9,23 @@ or what some shape holds),
   models leave it. A replica on several devices has the memory of the fullest, so device by device its tokens are bounded.
 """
 
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from planner.cluster import Link
 from planner.cost.memory import replica_resident_bytes
 from planner.cost.model import CostModel, side_s
-from planner.cost.step import Offer
 from planner.cost.training import TrainerCost
 from planner.plan import Task
 from planner.record import record
-from planner.relaxed import Relaxed
 from planner.sides import Sides, Way
 from planner.space import BlockShape, DeviceClass, is_mixed, replica_shapes
 
 _MOST_WAYS = 64  # of one cell that are looked at
 _SPANS = (0.03, 0.01, 0.003)  # how far above the bound ways are looked for, less where they are too many
 _HALVINGS = 6
+_ABOVE = 1.05  # no replica does more than its rate by as much, rounding of its curve included
 
 
 @record
@@ -33,7 +33,9 @@ class _Level:
     """One choice of what replicas hold on the first stage of a group."""
 
     side_s: float
-    stages: tuple[tuple[str, int, float, float], ...]  # kind, devices, bytes of models there, most bytes of a replica there
+    stages: tuple[
+        tuple[str, int, float, float], ...
+    ]  # kind, devices, bytes of models there, most bytes of a replica there
 
 
 class Turns:
@@ -57,23 +59,25 @@ class Turns:
             high_s = low_s * (1 + span)
             ways = list(itertools.islice(self.sides.ways(used, actor, high_s - window_s), _MOST_WAYS))
             if len(ways) < _MOST_WAYS:
-                return self._between(low_s, high_s, [(w.side_s + window_s, self._way(w)) for w in ways], links)
+                return self._between(low_s, high_s, [(w.side_s + window_s, w) for w in ways], links)
         return low_s
 
     def _between(
         self,
         low_s: float,
         high_s: float,
-        ways: Sequence[tuple[float, Sequence[Sequence[_Level]]]],
+        ways: Sequence[tuple[float, Way]],
         links: dict[str, Link],
     ) -> float:
-        """The longest period, to some halvings, that none of some ways (a bound of each, and its levels by group) is done in."""
+        """The longest period, to some halvings, that none of some ways is done in; each comes with a bound."""
+        levels = functools.cache(self._way_levels)
+
+        def way_done(way: Way, period_s: float) -> bool:
+            groups = range(len(way.blocks))
+            return all(any(self._done(x, period_s, links) for x in levels(way, g)) for g in groups)
 
         def done(period_s: float) -> bool:
-            return any(
-                least_s < period_s and all(any(self._done(x, period_s, links) for x in levels) for levels in groups)
-                for least_s, groups in ways
-            )
+            return any(least_s < period_s and way_done(way, period_s) for least_s, way in ways)
 
         if not done(high_s):
             return high_s
@@ -82,34 +86,33 @@ class Turns:
             low_s, high_s = (low_s, middle_s) if done(middle_s) else (middle_s, high_s)
         return low_s
 
-    def _way(self, way: Way) -> list[list[_Level]]:
-        """By group, every level of a way; no group where it is not known what lies where."""
-        if any(is_mixed(blocks) for blocks in way.blocks):
-            return []
+    def _way_levels(self, way: Way, g: int) -> list[_Level]:
+        """Every choice for the first stage of one group of a way; none where the way does not fit at all."""
         alone = [self._cost(b, t, 0.0) for b, t in zip(way.blocks, way.tasks, strict=True)]
         costs = [c for c in alone if c is not None]
         if len(costs) < len(alone):
-            return [[]]  # it does not fit at all
-        stages = [
-            [(b.kind, b.tp * b.dp, held) for (b, held) in zip(_by_stage(blocks), c.resident_bytes, strict=True)]
-            for blocks, c in zip(way.blocks, costs, strict=True)
-        ]
-        taken = [(k, n) for some in stages for k, n, _ in some]
-        rest = [(k, all_ - sum(n for x, n in taken if x == k), 0.0, float("inf")) for k, all_ in self.count.items()]
-        out: list[list[_Level]] = []
-        for g, blocks in enumerate(way.blocks):
-            levels: list[_Level] = []
-            for most in (0.0, *sorted({held for held, _ in self.shapes[blocks[0].kind]})):
-                slowed = self._cost(blocks, way.tasks[g], most)
-                if slowed is not None:
-                    seconds = side_s([*costs[:g], slowed, *costs[g + 1 :]])
-                    where = [
-                        (k, n, held, most if (x, i) == (g, 0) else float("inf"))
-                        for x, some in enumerate(stages)
-                        for i, (k, n, held) in enumerate(some)
-                    ]
-                    levels.append(_Level(side_s=max(way.side_s, seconds), stages=(*where, *rest)))
-            out.append(levels)
+            return []
+        taken = dict.fromkeys(self.count, 0)
+        stages: list[tuple[str, int, float, float]] = []
+        for x, (blocks, cost) in enumerate(zip(way.blocks, costs, strict=True)):
+            # Of ranks of two kinds it is not said what lies where: they have all their memory.
+            known = not is_mixed(blocks)
+            held = cost.resident_bytes if known else (0.0,) * len(blocks)
+            each = [b for b in blocks for _ in range(b.pp)]
+            for i, (b, n) in enumerate(zip(each, held, strict=True)):
+                taken[b.kind] += b.tp * b.dp
+                stages.append((b.kind, b.tp * b.dp, n, 0.0 if (x, i) == (g, 0) and known else float("inf")))
+        free = [(k, self.count[k] - n, 0.0, float("inf")) for k, n in taken.items()]
+        out: list[_Level] = []
+        first = way.blocks[g]
+        for most in (0.0, *sorted({held for held, _ in self.shapes[first[0].kind]})):
+            slowed = costs[g] if is_mixed(first) else self._cost(first, way.tasks[g], most)
+            if slowed is not None:
+                seconds = max(way.side_s, side_s([*costs[:g], slowed, *costs[g + 1 :]]))
+                if out and out[-1].side_s >= seconds:
+                    out.pop()  # it may as well hold more
+                where = [(k, n, held, most if limit == 0 else limit) for k, n, held, limit in stages]
+                out.append(_Level(side_s=seconds, stages=(*where, *free)))
         return out
 
     def _cost(self, blocks: tuple[BlockShape, ...], tasks: tuple[Task, ...], held: float) -> TrainerCost | None:
@@ -130,17 +133,9 @@ class Turns:
 
     def _tokens(self, kind: str, held: float, most: float, window_s: float, link: Link) -> float:
         """The most tokens of one device that holds `held` bytes of models, in a replica that holds `most` there."""
-        given: Callable[[Offer], float] = lambda o: self.cost.rules.given_tokens(o, window_s, 0.0)
-        return max(
-            (
-                given(o) / shape.devices
-                for resident, shape in self.shapes[kind]
-                if resident <= most
-                for o in self.cost.offers(shape, link, held)
-            ),
-            default=0.0,
-        )
-
-
-def _by_stage(blocks: Sequence[BlockShape]) -> list[BlockShape]:
-    return [b for b in blocks for _ in range(b.pp)]
+        best = 0.0
+        for resident, shape in self.shapes[kind] if window_s > 0 else ():
+            for o in self.cost.offers(shape, link, held) if resident <= most else ():
+                if o.level.rate_tokens_per_s * window_s * _ABOVE > best * shape.devices:  # else not even without an end
+                    best = max(best, self.cost.rules.given_tokens(o, window_s, 0.0) / shape.devices)
+        return best
