@@ -17,7 +17,7 @@ from planner.cost import CostModel
 from planner.cost.network import Spread, best_link, local_link
 from planner.cost.training import StageShape, TrainerShape
 from planner.knapsack import fill, most_value
-from planner.pools import Pools
+from planner.pools import MOST_SITES, Pools
 from planner.problem import Capabilities
 from planner.record import replace
 from planner.scan import Scan, scan_of
@@ -232,12 +232,10 @@ def test_the_bound_and_the_scheduler_share_a_scan() -> None:
     assert next(scan_of(cost).ascending()) == first
 
 
-def test_a_bound_that_stops_early_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.bound._STEPS", 1)
+def test_a_bound_that_stops_early_says_so() -> None:
     devices = [("compute", "c0")] * 8 + [("bandwidth", "b0")] * 8
     named = (kind("compute", tflops=800, hbm=1e12), kind("bandwidth", tflops=100, hbm=4e12))
-    early = upper_bound(CostModel(problem(cluster(*devices, kinds=named))))
-    monkeypatch.undo()
+    early = upper_bound(CostModel(problem(cluster(*devices, kinds=named))), steps=1)
     late = upper_bound(CostModel(problem(cluster(*devices, kinds=named))))
     assert early is not None
     assert late is not None
@@ -323,9 +321,8 @@ def test_the_slowest_link_and_the_bridge_of_a_set_of_regions() -> None:
     assert [pools.narrow[i] for i in np.flatnonzero(pools.size == 1)] == [None] * 3
 
 
-def test_more_regions_than_sites_are_merged_along_their_best_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.pools.MOST_SITES", 6)
-    names = [f"r{i:02}" for i in range(8)]
+def test_more_regions_than_sites_are_merged_along_their_best_links() -> None:
+    names = [f"r{i:02}" for i in range(MOST_SITES + 2)]
     links = {pair: Link(latency_s=0.01, bytes_per_s=1e8) for pair in itertools.combinations(names, 2)}
     links["r03", "r07"] = Link(latency_s=0.01, bytes_per_s=6e8)
     links["r00", "r01"] = Link(latency_s=0.01, bytes_per_s=5e8)
