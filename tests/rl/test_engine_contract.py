@@ -291,6 +291,17 @@ def test_abort_forgets_running_and_waiting(world: World) -> None:
     assert tokens_of(drive(world.engine, {})[SampleId(2, 0)])
 
 
+def lived_through_versions(leases: Sequence[Lease], trace: dict[SampleId, list[Append]]) -> None:
+    """Versions of a sample never go back, some sample has all three, and each token is right under its own."""
+    spans = set()
+    for one in leases:
+        versions = [a.version for a in trace[one.sample]]
+        assert versions == sorted(versions)
+        spans.add(tuple(sorted(set(versions))))
+        assert worst_difference(one, trace[one.sample]) < CLOSE
+    assert (0, 1, 2) in spans
+
+
 def test_weights_swapped_in_mid_sample_give_version_spans_with_kv_computed_anew(world: World) -> None:
     """Every token's logprob is that of its own version's model over the whole prefix: no stale KV, no stale prefix cache."""
     updates = world.engine.stats().updates
@@ -302,13 +313,7 @@ def test_weights_swapped_in_mid_sample_give_version_spans_with_kv_computed_anew(
         assert (world.engine.version, world.engine.digest) == (version, world.refs[version].digest)
         drive(world.engine, trace, tokens=12)
     drive(world.engine, trace)
-    spans = set()
-    for one in leases:
-        versions = [a.version for a in trace[one.sample]]
-        assert versions == sorted(versions)
-        spans.add(tuple(sorted(set(versions))))
-        assert worst_difference(one, trace[one.sample]) < CLOSE
-    assert (0, 1, 2) in spans
+    lived_through_versions(leases, trace)
     assert world.engine.stats().updates == updates + 2
 
 
@@ -409,13 +414,7 @@ def test_weights_come_straight_from_the_trainer_while_it_generates(world: World,
         digest = ref.digest
         drive(world.engine, trace, tokens=12)
     drive(world.engine, trace)
-    spans = set()
-    for one in leases:
-        versions = [a.version for a in trace[one.sample]]
-        assert versions == sorted(versions)
-        spans.add(tuple(sorted(set(versions))))
-        assert worst_difference(one, trace[one.sample]) < CLOSE
-    assert (0, 1, 2) in spans
+    lived_through_versions(leases, trace)
     stats = world.engine.stats()
     assert (stats.updates, stats.direct_updates) == (updates + 2, before + 2)
     assert stats.update_bytes == sent.bytes
