@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from benchmarks.bench_trainer import _parser, floor_s, main, sizes
+from benchmarks.bench_trainer import _parser, floor_s, main
+from benchmarks.trainer_work import sizes
 
 SMALL = [
     "--device",
@@ -46,6 +47,16 @@ def test_a_variant_that_fails_is_a_row_not_the_end(capsys):
     printed = capsys.readouterr().out
     assert printed.count("failed: ValidationError") == 1
     assert "ours auto" in printed
+
+
+def test_both_sides_over_two_ranks(tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    small = [x for x in SMALL if x != "--in-process"]
+    assert main([*small, "--steps", "1", "--warm-up", "1", "--ranks", "2", "--json", str(file)]) == 0
+    figures = json.loads(file.read_text())
+    assert "failed" not in capsys.readouterr().out
+    assert figures["tiny_24_hf_tokens_per_s"] > 0
+    assert figures["tiny_24_ours_auto_tokens_per_s"] > 0
 
 
 def test_the_floor_by_hand():
