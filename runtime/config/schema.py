@@ -158,8 +158,10 @@ class TrainerSection(Section):
         "auto", description="compute layers again in the backward pass; auto: as many as memory asks for"
     )
     compile: Literal["auto", "on", "off"] = Field("auto", description="torch.compile; auto: on a GPU")
-    attention: Literal["auto", "varlen", "sdpa", "cudnn", "cudnn_varlen", "flex"] = Field(
-        "auto", description="kernel for packed samples; auto: varlen (flash attention) on a GPU that has it, else sdpa"
+    attention: Literal["auto", "by_length", "varlen", "sdpa", "cudnn", "flex"] = Field(
+        "auto",
+        description="kernel for packed samples; auto: on a GPU by_length (cuDNN for long samples, varlen for the rest) from the "
+        "Hopper generation on, else varlen (flash attention); else sdpa",
     )
 
 

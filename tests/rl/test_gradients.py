@@ -1,6 +1,7 @@
 """Packed rows, the chunked head and what fits: each against the plain computation it stands in for."""
 
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ from hypothesis import strategies as st
 from rl.test_trainer import a_batch, a_model
 
 from runtime.config.schema import TrainerSection
-from runtime.rl.model import Decoder, DecoderConfig
-from runtime.rl.model.attention import choose_attention, grouped
+from runtime.rl.model import Decoder, DecoderConfig, build_seeded
+from runtime.rl.model.attention import by_length, choose_attention, grouped
+from runtime.rl.model.packed import Halves, LayerPass
 from runtime.rl.train.gradients import GradientComputer, of_decoder
 from runtime.rl.train.head import ChunkKernels, Chunks, chunked_loss, chunked_scores
 from runtime.rl.train.loss import Objective, policy_loss, token_logprobs, token_terms
 from runtime.rl.train.packing import pack, plan_rows, size_of
-from runtime.rl.train.room import device_room, layer_bytes
+from runtime.rl.train.room import device_room, joined_bytes, layer_bytes
 from runtime.rl.types import SampleId, TrainSample
 
 OBJECTIVE = Objective(entropy_coefficient=0.02, importance_cap=1.5)
@@ -134,9 +136,19 @@ def test_a_packed_row_by_hand():
     torch.testing.assert_close(piece.advantages, torch.tensor([a.advantage, a.advantage, b.advantage]))
 
 
-def test_grouped_attention_equals_a_mask():
+@pytest.mark.parametrize(
+    "way",
+    [
+        grouped,
+        partial(grouped, multiple=4),
+        by_length(partial(grouped, multiple=5), grouped, long_from=8),
+        by_length(grouped, grouped, long_from=100),
+        by_length(grouped, grouped, long_from=1),
+    ],
+)
+@pytest.mark.parametrize("lengths", [(9, 8, 8, 3, 3, 1), (3, 9, 2)])
+def test_packed_attention_equals_a_mask(way, lengths):
     r = torch.Generator().manual_seed(1)
-    lengths = (9, 8, 8, 3, 3, 1)
     total = sum(lengths)
     q, k, v = (torch.randn(total, h, 4, generator=r, dtype=torch.float64) for h in (4, 2, 2))
     row = pack(samples_of([(1, n - 1) for n in lengths]), step=0, dtype=torch.float64, device=torch.device("cpu")).row
@@ -146,7 +158,7 @@ def test_grouped_attention_equals_a_mask():
     want = torch.nn.functional.scaled_dot_product_attention(
         *(x.transpose(0, 1)[None] for x in (q, k, v)), attn_mask=seen, enable_gqa=True
     )
-    torch.testing.assert_close(grouped(row)(q, k, v), want[0].transpose(0, 1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(way(row)(q, k, v), want[0].transpose(0, 1), rtol=0, atol=1e-12)
 
 
 def test_an_attention_that_does_not_work_here_is_replaced_and_said():
@@ -297,8 +309,45 @@ def room(card_bytes: int | None, way: str = "auto", tokens: int = 65536):
 
 
 def test_kept_bytes_by_hand():
-    # x, q, k, v, attention's output, x, gate, up: 2 * 896 + 2 * 896 + 2 * 128 + 2 * 4864 values of two bytes; 16 float32.
-    assert layer_bytes(SHAPE, torch.bfloat16, compiled=True) == (2 * 13568 + 4 * 16, 2 * 896)
+    # x, normed x, q, k, v, attention's output, x, normed x, gate, up, their product:
+    # 4 * 896 + 2 * 896 + 2 * 128 + 3 * 4864 values of two bytes; 16 float32.
+    assert layer_bytes(SHAPE, torch.bfloat16, compiled=True) == (2 * 20224 + 4 * 16, 2 * 896)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.accept)])
+def test_kept_bytes_are_those_that_autograd_keeps(compiled):
+    if compiled and shutil.which("g++") is None:
+        pytest.skip("the compiler's CPU backend needs g++")
+    config = DecoderConfig.from_hf(
+        {
+            "model_type": "qwen2",
+            "vocab_size": 64,
+            "hidden_size": 32,
+            "intermediate_size": 80,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        }
+    )
+    model, tokens = build_seeded(config, 0, torch.float32), 240
+    row = pack(samples_of([(1, tokens - 1)]), step=0, dtype=torch.float32, device=torch.device("cpu")).row
+    way = LayerPass(mix=grouped(row), halves=Halves(compiled=compiled), recompute=False)
+    x = torch.zeros(tokens, 32, requires_grad=True)
+    cos, sin = torch.ones(tokens, 1, 4), torch.zeros(tokens, 1, 4)
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        y = way.through(model.model.layers[0], x, cos, sin)
+    for known in (*model.parameters(), cos, sin):
+        kept.pop(known.untyped_storage().data_ptr(), None)
+    said = tokens * layer_bytes(config, torch.float32, compiled=compiled)[0]
+    found = sum(kept.values()) - joined_bytes(config, torch.float32)
+    assert found == pytest.approx(said, rel=0.02 if compiled else 0.25)  # what norms keep uncompiled differs by device
+    del y
 
 
 def test_smaller_cards_have_shorter_rows_then_computed_layers():

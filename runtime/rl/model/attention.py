@@ -5,6 +5,7 @@ and returns [T,Q,D]; which ways a machine has is found by trying them.
 """
 
 import inspect
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from planner.record import record
 
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 ALIKE = 0.75  # samples of at least this share of the longest are padded to it and go through one kernel
+LONG = 2048  # tokens from which attention's share of a step is worth a kernel of its own
+ROUND = 512  # cuDNN plans anew for each length it meets; rounded ones recur
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +46,8 @@ class PackedAttention:
 def choose_attention(
     wanted: str, device: torch.device, dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int
 ) -> PackedAttention:
-    """The way called `wanted`; "auto": flash attention for variable lengths where a trial of it is right, else "sdpa".
+    """The way called `wanted`; "auto": "by_length" from the Hopper generation on, else "varlen", else "sdpa": the first whose
+    trial is right.
 
     A way that was asked for and fails its trial is replaced by "sdpa" too; the note says why.
     """
@@ -51,28 +55,45 @@ def choose_attention(
         return PackedAttention(name="sdpa", prepare=grouped, note=f"{dtype} on {device.type}".replace("torch.", ""))
     if wanted == "sdpa":
         return PackedAttention(name="sdpa", prepare=grouped, note="asked for")
-    found = _WAYS["varlen" if wanted == "auto" else wanted]
+    found: list[PackedAttention] = []
+    for name in _candidates(device) if wanted == "auto" else (wanted,):
+        found.append(_tried(name, device, dtype, heads=heads, kv_heads=kv_heads, head_dim=head_dim))
+        if found[-1].name == name:
+            break
+    return found[-1]
+
+
+def _candidates(device: torch.device) -> tuple[str, ...]:
+    """The flash attention that torch brings has kernels of the generation before Hopper; cuDNN's are faster there."""
+    return ("by_length", "varlen") if torch.cuda.get_device_capability(device) >= (9, 0) else ("varlen",)
+
+
+def _tried(
+    name: str, device: torch.device, dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int
+) -> PackedAttention:
+    """The way called `name`, or "sdpa" with the reason why not."""
     try:
-        prepare = found()
+        prepare = _WAYS[name]()
         off = _trial(prepare, device, dtype, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     except (RuntimeError, ImportError, TypeError, ValueError, NotImplementedError) as e:
         text = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
-        _log.warning("attention %s does not work here, using sdpa: %s", wanted, text)
-        return PackedAttention(name="sdpa", prepare=grouped, note=f"{wanted} failed: {text}")
+        _log.warning("attention %s does not work here, using sdpa: %s", name, text)
+        return PackedAttention(name="sdpa", prepare=grouped, note=f"{name} failed: {text}")
     limit = 0.05 if dtype in (torch.bfloat16, torch.float16) else 1e-4
     if not off < limit:
-        _log.warning("attention %s is wrong here by %.3g, using sdpa", wanted, off)
-        return PackedAttention(name="sdpa", prepare=grouped, note=f"{wanted} is off by {off:.3g}")
-    name = "varlen" if wanted == "auto" else wanted
+        _log.warning("attention %s is wrong here by %.3g, using sdpa", name, off)
+        return PackedAttention(name="sdpa", prepare=grouped, note=f"{name} is off by {off:.3g}")
     return PackedAttention(name=name, prepare=prepare, note=f"trial off by {off:.2g}")
 
 
-def grouped(row: Row) -> Mix:
-    """torch's scaled_dot_product_attention over runs of samples of like lengths, padded on the right to the longest.
+def grouped(row: Row, multiple: int = 1) -> Mix:
+    """torch's scaled_dot_product_attention over runs of samples of like lengths, padded on the right to the longest, and that
+    to a multiple of `multiple`.
 
     Causal attention never sees padding behind a token, so this is exact. Rows sorted by length have few runs.
     """
-    groups = [_Group.of(row.lengths[a:b], device=row.tokens.device) for a, b in _runs(row.lengths)]
+    device = row.tokens.device
+    groups = [_Group.of(row.lengths[a:b], device=device, multiple=multiple) for a, b in _runs(row.lengths)]
 
     def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         outs: list[Tensor] = []
@@ -99,8 +120,8 @@ class _Group:
     slots: Tensor | None
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> "_Group":
-        longest, slots = max(lengths), None
+    def of(cls, lengths: Sequence[int], device: torch.device, multiple: int) -> "_Group":
+        longest, slots = -(-max(lengths) // multiple) * multiple, None
         if min(lengths) < longest:
             places = np.concatenate([np.arange(n) + i * longest for i, n in enumerate(lengths)])
             slots = to_device(torch.from_numpy(places), device)
@@ -188,12 +209,12 @@ def _flex() -> Callable[[Row], Mix]:
     return prepare
 
 
-def _cudnn() -> Callable[[Row], Mix]:
+def _cudnn(multiple: int = 1) -> Callable[[Row], Mix]:
     """As "sdpa", by cuDNN's kernel where it takes the shapes."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def prepare(row: Row) -> Mix:
-        inner = grouped(row)
+        inner = grouped(row, multiple)
 
         def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
@@ -204,32 +225,34 @@ def _cudnn() -> Callable[[Row], Mix]:
     return prepare
 
 
-def _cudnn_varlen() -> Callable[[Row], Mix]:
-    """cuDNN's kernel for variable lengths by the operator below torch's interface, which does not offer it for training.
-
-    cuDNN plans anew for each count of samples and longest length; rounding the latter leaves fewer plans.
-    """
-    forward = torch.ops.aten._cudnn_attention_forward
+def by_length(long: Callable[[Row], Mix], short: Callable[[Row], Mix], long_from: int = LONG) -> Callable[[Row], Mix]:
+    """Samples of at least `long_from` tokens go one way, the others another; neighbours of one kind together."""
 
     def prepare(row: Row) -> Mix:
-        longest = -(-max(row.lengths) // _PLAN_STEP) * _PLAN_STEP
+        pieces: list[tuple[int, int, Mix]] = []
+        begin, a = 0, 0
+        for is_long, run in itertools.groupby(row.lengths, key=lambda n: n >= long_from):
+            lengths = tuple(run)
+            end, b = begin + sum(lengths), a + len(lengths)
+            bounds = row.bounds[a : b + 1] - row.bounds[a]
+            part = Row(tokens=row.tokens[begin:end], positions=row.positions[begin:end], bounds=bounds, lengths=lengths)
+            pieces.append((begin, end, (long if is_long else short)(part)))
+            begin, a = end, b
 
         def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            found = forward(q, k, v, None, row.bounds, row.bounds, longest, longest, True, 0.0, True, False)
-            out: Tensor = found[0]
-            return out
+            outs = [inner(q[at:to], k[at:to], v[at:to]) for at, to, inner in pieces]
+            return outs[0] if len(outs) == 1 else torch.cat(outs)
 
         return mix
 
     return prepare
 
 
-_PLAN_STEP = 512
 _WAYS: dict[str, Callable[[], Callable[[Row], Mix]]] = {
     "varlen": _varlen,
     "flex": _flex,
     "cudnn": _cudnn,
-    "cudnn_varlen": _cudnn_varlen,
+    "by_length": lambda: by_length(_cudnn(ROUND), _varlen()),
 }
 
 
@@ -242,14 +265,16 @@ def _trial(
     kv_heads: int,
     head_dim: int,
 ) -> float:
-    """Largest difference of outputs and gradients from `grouped` on two samples of 256 and 128 tokens."""
-    lengths = (256, 128)
+    """Largest difference of outputs and gradients from `grouped` on samples long and short."""
+    lengths = (LONG + 52, LONG, 256, 128)
+    begins = [0, *itertools.accumulate(lengths)]
     positions = torch.cat([torch.arange(n) for n in lengths]).to(device)
-    bounds = torch.tensor([0, 256, 384], dtype=torch.int32, device=device)
+    bounds = torch.tensor(begins, dtype=torch.int32, device=device)
     row = Row(tokens=positions, positions=positions, bounds=bounds, lengths=lengths)
     made = torch.Generator().manual_seed(0)
     given = [
-        torch.randn(384, h, head_dim, generator=made).to(device, dtype) for h in (heads, kv_heads, kv_heads, heads)
+        torch.randn(begins[-1], h, head_dim, generator=made).to(device, dtype)
+        for h in (heads, kv_heads, kv_heads, heads)
     ]
 
     def results(way: Callable[[Row], Mix]) -> list[Tensor]:

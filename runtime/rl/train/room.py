@@ -70,6 +70,9 @@ def device_room(
     free = None
     if card_bytes is not None:
         held = state_bytes(parameters, masters) + head_bytes(config, dtype, head_rows, compiled=compiled)
+        held += gathered_bytes(config, parameters, dtype)
+        if compiled:
+            held += config.layers * joined_bytes(config, dtype)
         free = max(0.0, USABLE_SHARE * card_bytes - held)
     rows = micro_batch_tokens
     if free is not None:
@@ -92,13 +95,13 @@ def device_room(
 def layer_bytes(config: DecoderConfig, dtype: torch.dtype, *, compiled: bool) -> tuple[int, int]:
     """Bytes a token of one layer's activations until its backward pass, and of its input alone.
 
-    Kept: both residuals, rotated q, k and v, attention's output, gate and up. Uncompiled, the normed inputs, the gate
-    behind its silu and the product too.
+    Kept: both residuals and both normed inputs, rotated q, k and v, attention's output, gate, up and their product.
+    Uncompiled, q and k of before the rotation and the gate behind its silu too.
     """
     query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    values = 2 * config.hidden + 2 * query + 2 * kv + 2 * config.intermediate
+    values = 4 * config.hidden + 2 * query + 2 * kv + 3 * config.intermediate
     if not compiled:
-        values += 2 * config.hidden + query + kv + 2 * config.intermediate
+        values += query + kv + config.intermediate
     return values * dtype.itemsize + 4 * (config.heads + 2), config.hidden * dtype.itemsize
 
 
@@ -115,6 +118,21 @@ def head_bytes(config: DecoderConfig, dtype: torch.dtype, rows: int, *, compiled
     wide = max(4, dtype.itemsize)
     chunk = rows * config.vocab * (2 * dtype.itemsize + (0 if compiled else 4 * wide))
     return chunk + config.vocab * config.hidden * (2 * wide + 2 * dtype.itemsize)
+
+
+def joined_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """The three projections of a layer behind each other, which its backward pass keeps."""
+    return (config.heads + 2 * config.kv_heads) * config.head_dim * config.hidden * dtype.itemsize
+
+
+def gathered_bytes(config: DecoderConfig, parameters: Sequence[Tensor], dtype: torch.dtype) -> int:
+    """What sharded parameters take while they are whole: the embeddings for all of a pass and two layers at a time, each
+    with its gradient and the float32 copy of it that ranks sum. 0 where nothing is sharded."""
+    if not any(hasattr(p, "to_local") for p in parameters):
+        return 0
+    root = config.vocab * config.hidden * (1 if config.tied else 2)
+    total = sum(p.numel() for p in parameters)
+    return int((root + 2 * (total - root) / config.layers) * (2 * dtype.itemsize + 4))
 
 
 def _local(tensor: Tensor) -> int:
