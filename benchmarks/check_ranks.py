@@ -27,7 +27,9 @@ def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="ranks-", dir=options.folder) as folder:
         one = _run(options, Path(folder) / "one", ranks=1)
+        print("one rank:", json.dumps(one[0]), flush=True)
         several = _run(options, Path(folder) / "several", ranks=options.ranks)
+        print(f"{options.ranks} ranks:", json.dumps(several[0]), flush=True)
         killed = _run(options, Path(folder) / "killed", ranks=options.ranks, kill=True)
     off = max(abs(a["loss"] - b["loss"]) / max(abs(a["loss"]), 1e-3) for a, b in zip(one[0], several[0], strict=True))
     norms = max(abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in zip(one[0], several[0], strict=True))

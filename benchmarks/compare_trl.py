@@ -3,9 +3,10 @@
     python -m benchmarks.compare_trl configs/smollm2-gsm8k-gpus-2.toml --seconds 180 --json compare.json
 
 One side after the other, each for `--seconds` from its first optimiser step on. hexctl is its daemon; TRL is `AsyncGRPOTrainer`
-on the first GPU and `vllm serve` on the second, as its own guide has it. Counted are response tokens that an optimiser step
-trained on, over the wall time from the end of step `SETTLE` to the end of the last; the reward is that of the samples trained.
-Needs a configuration with a JSON-lines task, two GPUs, vllm and trl (docs/gpu.md).
+on the first GPU and `vllm serve` on the second, as its own guide has it. Counted are samples and response tokens that an optimiser
+step trained on, over the wall time from the end of step `SETTLE` to the end of the last; the reward is that of the samples trained.
+As a model learns its answers change their length, at each side at another time: for tokens/s beside each other hold the model
+still (`--set algorithm.learning_rate=1e-12`). Needs a configuration with a JSON-lines task, two GPUs, vllm and trl (docs/gpu.md).
 """
 
 import argparse
@@ -33,16 +34,19 @@ SETTLE = 5  # steps left out at the start: compilation, empty queues
 LAST = 20  # steps whose reward is reported
 START_S = 420.0  # for a side to make its first step
 ROWS = "steps.jsonl"
+COUNTED = ("samples", "trained_tokens", "reward_mean")
 
 
 def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Figures of one side from its steps: `at_s`, `trained_tokens`, `reward_mean`. Fewer than SETTLE + 2 steps: no rates."""
+    """Figures of one side from its steps: `at_s`, `samples`, `trained_tokens`, `reward_mean`. Fewer than SETTLE + 2 steps: no rates."""
     found: dict[str, float] = {"steps": len(rows)}
     if len(rows) < SETTLE + 2:
         return found
     counted = rows[SETTLE + 1 :]
     seconds = counted[-1]["at_s"] - rows[SETTLE]["at_s"]
     found["trained_tokens_per_s"] = sum(r["trained_tokens"] for r in counted) / seconds
+    found["samples_per_s"] = sum(r["samples"] for r in counted) / seconds
+    found["tokens_a_sample"] = sum(r["trained_tokens"] for r in counted) / sum(r["samples"] for r in counted)
     found["step_s_median"] = statistics.median(
         b["at_s"] - a["at_s"] for a, b in zip(rows[SETTLE:], counted, strict=False)
     )
@@ -54,12 +58,12 @@ def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     return found
 
 
-def hexctl_rows(config: Path, seconds: float, root: Path) -> list[dict[str, float]]:
+def hexctl_rows(config: Path, seconds: float, root: Path, changed: Sequence[str]) -> list[dict[str, float]]:
     """Steps of `hexctl daemon`, from the run's metrics.jsonl. A run's time counts from when trainer and replica are at work.
     Whatever happens nothing of the run is left, and the steps it made are told."""
     run = LiveRun(root)
     try:
-        run.start(config.resolve(), "--for", f"{seconds:g}s")
+        run.start(config.resolve(), "--for", f"{seconds:g}s", *_set(changed))
         run.until(lambda s: steps(s) > 0, "a first step", deadline_s=START_S)
         run.end(seconds + START_S)
     except (AssertionError, subprocess.TimeoutExpired) as e:
@@ -67,20 +71,28 @@ def hexctl_rows(config: Path, seconds: float, root: Path) -> list[dict[str, floa
     finally:
         run.close()
         sys.stderr.write(run.log.read_text()[-6000:])
-    return [{"at_s": r["time_unix_s"], **{k: r[k] for k in ("trained_tokens", "reward_mean")}} for r in run.metrics()]
+    return [{"at_s": r["time_unix_s"], **{k: r[k] for k in COUNTED}} for r in run.metrics()]
 
 
-def trl_rows(config: Path, seconds: float, root: Path) -> list[dict[str, float]]:
+def trl_rows(config: Path, seconds: float, root: Path, changed: Sequence[str]) -> list[dict[str, float]]:
     """Steps of TRL's trainer, by a process of its own on the first GPU."""
     gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1").split(",")
     out = root / ROWS
-    with _served(load_config(config).config, gpus[1]) as url:
+    with _served(_loaded(config, changed), gpus[1]) as url:
         command = [sys.executable, "-m", "benchmarks.compare_trl", str(config), "--seconds", str(seconds), "--trl-steps", str(out),
-                   "--url", url]  # fmt: skip
+                   "--url", url, *_set(changed)]  # fmt: skip
         subprocess.run(
             command, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[0]}, check=True, timeout=seconds + START_S
         )
     return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def _set(changed: Sequence[str]) -> list[str]:
+    return [part for value in changed for part in ("--set", value)]
+
+
+def _loaded(config: Path, changed: Sequence[str]) -> Config:
+    return load_config(config, overrides=dict(c.split("=", 1) for c in changed)).config
 
 
 @contextmanager
@@ -135,6 +147,7 @@ def train_with_trl(config: Config, seconds: float, url: str, out: Path) -> None:
         system = [{"role": "system", "content": task.system_prompt}] if task.system_prompt else []
         return [*system, {"role": "user", "content": task.prompt_template.replace("{prompt}", text)}]
 
+    samples = a.prompts_per_step * a.responses_per_prompt
     assert task.path is not None
     rows = read_rows(task.path, task)
     dataset = Dataset.from_list([{"prompt": turns(r.prompt), "answer": r.answer} for r in rows])
@@ -150,7 +163,8 @@ def train_with_trl(config: Config, seconds: float, url: str, out: Path) -> None:
             now = time.time()
             self.began = self.began or now
             with out.open("a") as f:
-                f.write(json.dumps({"at_s": now, "trained_tokens": tokens, "reward_mean": reward, "logs": logs}) + "\n")
+                row = {"at_s": now, "samples": samples, "trained_tokens": tokens, "reward_mean": reward, "logs": logs}
+                f.write(json.dumps(row) + "\n")
             control.should_training_stop = now - self.began > seconds
 
     with TemporaryDirectory() as scratch:
@@ -180,17 +194,20 @@ def main() -> int:
     parser.add_argument("config", type=Path)
     parser.add_argument("--seconds", type=float, default=180.0, help="of each side, from its first step on")
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="changes the configuration, for both"
+    )
     parser.add_argument("--json", type=Path, help="also write figures and steps here")
     parser.add_argument("--trl-steps", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.trl_steps is not None:
-        train_with_trl(load_config(given.config).config, given.seconds, given.url, given.trl_steps)
+        train_with_trl(_loaded(given.config, given.set), given.seconds, given.url, given.trl_steps)
         return 0
     rows: dict[str, list[dict[str, float]]] = {}
     for side in given.sides:
         with TemporaryDirectory() as root:
-            rows[side] = SIDES[side](given.config, given.seconds, Path(root))
+            rows[side] = SIDES[side](given.config, given.seconds, Path(root), given.set)
     figures = {side: summary(steps) for side, steps in rows.items()}
     for name in sorted({k for f in figures.values() for k in f}):
         print(f"{name:24}", *(f"{side} {f.get(name, float('nan')):>12,.4f}" for side, f in figures.items()))

@@ -11,6 +11,7 @@ undisturbed steps, and what NVML says of memory at the end. Needs two devices th
 import argparse
 import json
 import os
+import shutil
 import signal
 import statistics
 import sys
@@ -35,10 +36,13 @@ CONTROL = ("daemon", "flow")  # the processes whose time is the control plane's
 class Disturbed:
     """The run and what is measured of it."""
 
-    def __init__(self, config: Path, last_step: int, root: Path, changed: Sequence[str] = ()) -> None:
+    def __init__(
+        self, config: Path, last_step: int, root: Path, changed: Sequence[str] = (), file: Path | None = None
+    ) -> None:
         self.run, self.config, self.last_step = LiveRun(root), config.resolve(), last_step
         self.changed = [part for value in changed for part in ("--set", value)]
         self.figures: dict[str, Any] = {}
+        self.file = file
         self._began = time.monotonic()
 
     def until_steps(self, count: int, deadline_s: float) -> Snapshot:
@@ -55,8 +59,12 @@ class Disturbed:
         before, began = self._control_s(), time.monotonic()
         s = self.until_steps(steps(self._now()) + count, WAIT_S)
         seconds = time.monotonic() - began
-        share = (sum(self._control_s().values()) - sum(before.values())) / seconds / max(1, len(s.devices))
-        self.figures["control_plane_core_share_a_device"] = share
+        after = self._control_s()
+        for name in CONTROL:
+            share = (after.get(name, 0.0) - before.get(name, 0.0)) / seconds / max(1, len(s.devices))
+            self.figures[f"{name}_core_share_a_device"] = share
+        self.figures["undisturbed"] = _of_steps(self.run.metrics())
+        self.keep()
 
     def kill(self, role: str) -> None:
         """-9 to what carries a role; for vLLM to the engine, not to the replica that holds it."""
@@ -103,10 +111,8 @@ class Disturbed:
         self.figures["audit_faults"] = list(found.faults)
         rows = self.run.metrics()
         self.figures |= _of_steps(rows)
-        try:
-            self.figures["memory_used_bytes_after"] = [g.memory_used_bytes for g in report_once().gpus]
-        except RunError as e:
-            self.figures["memory_used_bytes_after"] = str(e)
+        self.figures["memory_used_bytes_after"] = _memory_used()
+        self.keep()
 
     def _recovered(self, name: str, began: float, done: Callable[[Snapshot], bool]) -> None:
         """Both roles are filled as wished, and two steps more were made: the second was begun after that."""
@@ -117,6 +123,8 @@ class Disturbed:
         s = self.until_steps(steps(s) + 2, WAIT_S)
         self.figures[f"{name}_two_steps_s"] = time.monotonic() - began
         self.figures[f"{name}_identity_holds"] = identity_holds(s)
+        self.figures[f"{name}_memory_used_bytes"] = _memory_used()
+        self.keep()
         print(f"{name}: in service {self.figures[f'{name}_in_service_s']:.1f} s", file=sys.stderr, flush=True)
 
     def _now(self) -> Snapshot:
@@ -128,16 +136,30 @@ class Disturbed:
             raise AssertionError(f"hexctl {' '.join(arguments)}: {done.returncode}\n{done.stderr}")
 
     def _control_s(self) -> dict[str, float]:
-        """Processor seconds so far of daemon and flow, with their children that are not the workload's."""
-        found: dict[str, float] = {}
+        """Processor seconds so far: of the daemon with its children, and of flow, who also judges answers."""
+        found = dict.fromkeys(CONTROL, 0.0)
         info = self.run.info
         if info.daemon is not None:
-            for p in (psutil.Process(info.daemon.pid), *psutil.Process(info.daemon.pid).children(recursive=True)):
-                found[f"{p.pid}"] = _cpu_s(p)
+            daemon = psutil.Process(info.daemon.pid)
+            found["daemon"] = sum(map(_cpu_s, (daemon, *daemon.children(recursive=True))))
         for p in psutil.process_iter(["cmdline"]):
             if any("FlowActor" in part for part in p.info["cmdline"] or ()):
-                found[f"{p.pid}"] = _cpu_s(p)
+                found["flow"] += _cpu_s(p)
         return found
+
+    def keep(self) -> None:
+        """What is known so far, into the files asked for: a run that is cut off loses nothing."""
+        if self.file is not None:
+            self.file.write_text(json.dumps(self.figures, indent=1))
+            if self.run.info.paths.metrics.exists():
+                shutil.copy(self.run.info.paths.metrics, self.file.with_suffix(".metrics.jsonl"))
+
+
+def _memory_used() -> list[int | None] | str:
+    try:
+        return [g.memory_used_bytes for g in report_once().gpus]
+    except RunError as e:
+        return str(e)
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -192,7 +214,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with TemporaryDirectory(prefix="hexctl-live-") as root:
-        disturbed = Disturbed(given.config, given.steps, Path(root), given.set)
+        disturbed = Disturbed(given.config, given.steps, Path(root), given.set, given.json)
         try:
             disturbed.start()
             disturbed.undisturbed(given.undisturbed)
@@ -212,8 +234,6 @@ def main() -> int:
         finally:
             disturbed.run.close()
             print(json.dumps(disturbed.figures, indent=1))
-            if given.json is not None:
-                given.json.write_text(json.dumps(disturbed.figures, indent=1))
     lost = [k for k, v in disturbed.figures.items() if k.endswith("identity_holds") and not v]
     return 1 if lost or disturbed.figures.get("audit_faults") else 0
 

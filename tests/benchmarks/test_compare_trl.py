@@ -7,11 +7,15 @@ from benchmarks.compare_trl import LAST, SETTLE, FormatReward, summary
 
 def test_rates_count_the_steps_after_the_settled_one_over_the_time_from_its_end() -> None:
     """Steps of 2 s with 100 tokens each, the first SETTLE + 1 of 50 s with 10: 50 tokens/s."""
-    rows = [{"at_s": 50.0 * i, "trained_tokens": 10.0, "reward_mean": 0.0} for i in range(SETTLE + 1)]
+    rows = [{"at_s": 50.0 * i, "samples": 8.0, "trained_tokens": 10.0, "reward_mean": 0.0} for i in range(SETTLE + 1)]
     base = rows[-1]["at_s"]
-    rows += [{"at_s": base + 2.0 * (i + 1), "trained_tokens": 100.0, "reward_mean": 1.0} for i in range(40)]
+    rows += [
+        {"at_s": base + 2.0 * (i + 1), "samples": 4.0, "trained_tokens": 100.0, "reward_mean": 1.0} for i in range(40)
+    ]
     found = summary(rows)
     assert found["trained_tokens_per_s"] == pytest.approx(50.0)
+    assert found["samples_per_s"] == pytest.approx(2.0)
+    assert found["tokens_a_sample"] == pytest.approx(25.0)
     assert found["step_s_median"] == pytest.approx(2.0)
     assert found["reward_last"] == 1.0
     assert found["reward_first"] == pytest.approx((LAST - SETTLE - 1) / LAST)
