@@ -96,7 +96,12 @@ def load_model_spec(path: Path) -> ModelSpec:
     try:
         config = json.loads(file.read_text())
     except OSError as e:
-        raise InvalidInput("cannot read the model's config", where=str(file), got=e.strerror) from e
+        raise InvalidInput(
+            "cannot read the model's config",
+            where=str(file),
+            got=e.strerror,
+            hint="give a config.json of a Hugging Face model, or the folder that holds one",
+        ) from e
     except ValueError as e:
         raise InvalidInput("the model's config is not JSON", where=str(file), got=str(e)) from e
     if not isinstance(config, dict):
