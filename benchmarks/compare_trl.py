@@ -22,10 +22,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 from runtime.config.load import load_config
 from runtime.config.schema import Config
+from runtime.rl.model.attention import varlen_kernel
 from runtime.rl.rewards.verifiers import VerifierSpec, make_verifier
 from runtime.rl.tasks.rows import read_rows
 from tests.live import LiveRun, steps
@@ -82,7 +84,10 @@ def trl_rows(config: Path, seconds: float, root: Path, changed: Sequence[str]) -
         command = [sys.executable, "-m", "benchmarks.compare_trl", str(config), "--seconds", str(seconds), "--trl-steps", str(out),
                    "--url", url, *_set(changed)]  # fmt: skip
         subprocess.run(
-            command, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[0]}, check=True, timeout=seconds + START_S
+            command,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[0], "VLLM_HOST_IP": "127.0.0.1"},
+            check=True,
+            timeout=seconds + START_S,
         )
     return [json.loads(line) for line in out.read_text().splitlines()]
 
@@ -132,12 +137,36 @@ class FormatReward:
         return [verify("", t, a, e) for t, a, e in zip(texts, answer, ended, strict=True)]  # type: ignore[arg-type]
 
 
+def stand_in_attention() -> str:
+    """TRL takes its attention from a hub of kernels (FlashAttention 3). Where that is out of reach torch's kernel for variable
+    lengths stands in, which is one generation older; at a few hundred tokens a sample attention is a small part of a step.
+    Returns what is used."""
+    from trl.experimental.async_grpo import packing
+
+    try:
+        packing._flash_attn()
+    except Exception as e:  # noqa: BLE001 - no package, no network, no kernel for this torch
+        kernel = varlen_kernel()
+
+        def varlen(q: Any, k: Any, v: Any, of_q: Any, of_k: Any, most_q: Any, most_k: Any, **how: Any) -> Any:  # noqa: PLR0917
+            assert how.get("causal"), how
+            assert tuple(how.get("window_size", (-1, -1))) == (-1, -1), how
+            scale = how.get("softmax_scale")
+            return kernel(q, k, v, of_q, of_k, int(most_q), int(most_k), **({} if scale is None else {"scale": scale}))
+
+        packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=varlen)
+        return f"torch's varlen_attn; the hub's FlashAttention 3 is not to be had: {type(e).__name__}"
+    return "FlashAttention 3 from the hub"
+
+
 def train_with_trl(config: Config, seconds: float, url: str, out: Path) -> None:
-    """Run AsyncGRPOTrainer until `seconds` after its first step, a line of figures a step into `out`."""
+    """Run AsyncGRPOTrainer until `seconds` after its first step, a line of figures a step into `out`. A step is as many samples
+    as hexctl's: TRL's token budget would make it as many as fit."""
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
+    print(f"TRL's attention: {stand_in_attention()}", file=sys.stderr, flush=True)
     a, task = config.algorithm, config.task
     tokenizer = AutoTokenizer.from_pretrained(str(config.model.path))
     generation = json.loads((Path(config.model.path) / "generation_config.json").read_text()).get("eos_token_id")
@@ -147,7 +176,6 @@ def train_with_trl(config: Config, seconds: float, url: str, out: Path) -> None:
         system = [{"role": "system", "content": task.system_prompt}] if task.system_prompt else []
         return [*system, {"role": "user", "content": task.prompt_template.replace("{prompt}", text)}]
 
-    samples = a.prompts_per_step * a.responses_per_prompt
     assert task.path is not None
     rows = read_rows(task.path, task)
     dataset = Dataset.from_list([{"prompt": turns(r.prompt), "answer": r.answer} for r in rows])
@@ -158,7 +186,8 @@ def train_with_trl(config: Config, seconds: float, url: str, out: Path) -> None:
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **rest: Any) -> None:
             del args, state, rest
             tokens, reward = logs.get("batch/trained_tokens_per_step"), logs.get("reward")
-            if tokens is None or reward is None:
+            samples = logs.get("batch/samples_per_step")
+            if tokens is None or reward is None or samples is None:
                 return
             now = time.time()
             self.began = self.began or now
@@ -176,7 +205,7 @@ def train_with_trl(config: Config, seconds: float, url: str, out: Path) -> None:
             args=AsyncGRPOConfig(
                 output_dir=scratch, save_strategy="no", report_to=[], max_steps=100_000, seed=config.run.seed,
                 num_generations=a.responses_per_prompt, per_device_train_batch_size=a.prompts_per_step * a.responses_per_prompt,
-                gradient_accumulation_steps=1, token_budget=a.micro_batch_tokens, max_completion_length=config.sampling.max_new_tokens,
+                gradient_accumulation_steps=1, token_budget=0, max_completion_length=config.sampling.max_new_tokens,
                 temperature=config.sampling.temperature, learning_rate=a.learning_rate, warmup_steps=a.warmup_steps,
                 adam_beta1=a.betas[0], adam_beta2=a.betas[1], weight_decay=a.weight_decay, max_grad_norm=a.grad_norm_max,
                 epsilon=a.clip_low, epsilon_high=a.clip_high, max_staleness=a.eta, vllm_server_base_url=url,

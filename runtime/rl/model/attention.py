@@ -8,6 +8,7 @@ import inspect
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -157,21 +158,27 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
-def _varlen() -> Callable[[Row], Mix]:
-    """Flash attention for variable lengths (torch.nn.attention.varlen, from torch 2.10). Its signature moved: 2.10 has
-    `is_causal`, later releases `window_size` = (-1, 0) for the same, and some ask for `enable_gqa`."""
+def varlen_kernel() -> Callable[..., Any]:
+    """Flash attention for variable lengths (torch.nn.attention.varlen, from torch 2.10), causal, of (q, k, v, bounds of the
+    queries, of the keys, longest of each, `scale`). Its signature moved: 2.10 has `is_causal`, later releases `window_size` =
+    (-1, 0) for the same, and some ask for `enable_gqa`."""
     from torch.nn.attention.varlen import varlen_attn
 
     known = inspect.signature(varlen_attn).parameters
     how: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
     if "enable_gqa" in known:
         how["enable_gqa"] = True
+    return partial(varlen_attn, **how)
+
+
+def _varlen() -> Callable[[Row], Mix]:
+    kernel = varlen_kernel()
 
     def prepare(row: Row) -> Mix:
         longest = max(row.lengths)
 
         def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = varlen_attn(q, k, v, row.bounds, row.bounds, longest, longest, **how)
+            out = kernel(q, k, v, row.bounds, row.bounds, longest, longest)
             assert isinstance(out, Tensor), "only the output was asked for"
             return out
 
