@@ -30,7 +30,9 @@ class DeviceKind:
     decode_floor_s: float = (
         0.0  # what a layer of a decode step costs on top of its kernels, as they are at efficiency 1
     )
-    prefill_efficiency: float = 1.0  # of prefill beside what `rollout_efficiency` says of whole steps; 1: not calibrated
+    prefill_efficiency: float = (
+        1.0  # of prefill beside what `rollout_efficiency` says of whole steps; 1: not calibrated
+    )
     train_floor_s: float = 0.0  # what a layer of one micro-batch costs a training step on top of its kernels
     train_fixed_s: float = 0.0  # what a training step costs whatever its batch
     source: str = ""  # where the figures come from

@@ -28,7 +28,9 @@ class Capabilities:
     train_max_kinds: int = 2  # kind blocks in the trainer's pipeline
     train_mixed_dp: bool = False  # a trainer of one stage may have DP ranks of two kinds, with shares of its tokens
     trainer: TrainerKind = "replicated"
-    train_row_tokens: int | None = None  # a packing trainer's most tokens of a micro-batch, with a head in chunks over response
+    train_row_tokens: int | None = (
+        None  # a packing trainer's most tokens of a micro-batch, with a head in chunks over response
+    )
     # tokens; None: micro-batches of whole padded samples, logits of all tokens
     weights_full_every: int = 1  # one update in so many carries all weights, the others what has changed; 1: all do
     task_groups: int = 1  # groups of tasks besides generation that may have devices of their own

@@ -132,8 +132,9 @@ class EngineRate:
     tp: int
     running: int  # samples decoded (or prompts prefilled) at once
     context: int  # mean tokens of context while it ran (prefill: tokens of a prompt)
-    tokens_per_s: float
+    tokens_per_s: float  # prefill: of the seconds by which running samples are held up
     pp: int = 1
+    engine: str = "torch"  # "torch", "vllm", or "vllm-eager" without CUDA graphs
 
     def __post_init__(self) -> None:
         _checked(self)
@@ -141,7 +142,9 @@ class EngineRate:
 
 @record
 class TrainerRate:
-    """Tokens a second that the trainer reached, all devices together, optimiser included."""
+    """Tokens a second that the trainer reached, all devices together, optimiser included: samples x sequence_tokens over the
+    seconds of a step. `samples` None: of a batch of unknown size, steps alone. Else of whole turns of a run: gradients, update,
+    a checkpoint's share and the publication."""
 
     model: str
     params: int
@@ -152,9 +155,19 @@ class TrainerRate:
     tokens_per_s: float
     tp: int = 1
     pp: int = 1
+    samples: int | None = None  # of a batch
+    response_tokens: int | None = None  # of each sample's sequence
+    rows: int | None = None  # micro-batches that the batch was cut into
+    attention: str = ""  # kernel that was chosen
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         _checked(self)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a turn; None where the size of its batch is not known."""
+        return None if self.samples is None else self.samples * self.sequence_tokens / self.tokens_per_s
 
 
 @record
