@@ -8,7 +8,8 @@ from the reference models, a floor and an efficiency of decoding and an efficien
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 
 from planner.calibration import Calibration, EngineRate, KindTables, TrainerRate
 from planner.calibration.sizes import REFERENCE_MODELS
@@ -32,6 +33,14 @@ _HIDDEN_SHARE = 0.01  # of a paced decode step that its memory traffic may take 
 _STEPS = 26  # of a bisection in logarithms
 _SAMPLES = 16  # of the batch a trainer rate is held against: the rate of one batch, whatever its size
 
+
+ASSUMED_DECODE_FLOOR_S: Mapping[str, float] = types.MappingProxyType({"torch": 1.5e-3, "vllm-eager": 6e-4})
+"""A layer of a decode step: torch, 64-256 running, 0.6B to 1.7B, 1.4-2.3 ms; vLLM without graphs, 64 running of a model of 30
+layers, 20 ms a step. With graphs none."""
+ASSUMED_TRAIN_FLOOR_S = 1.0e-3
+"""A layer of a micro-batch: gradients of 30 layers took 0.110 s in the median, of which the model gives kernels 0.078."""
+ASSUMED_TRAIN_FIXED_S = 0.1
+"""A turn: publication and flow's answers, 0.06 and more and about 0.04 s there. A checkpoint is not in it."""
 
 OURS = "hexctl profile"  # how the provenance of our own engine's and trainer's rates begins
 
@@ -60,6 +69,28 @@ def calibrated(problem: Problem, calibration: Calibration, engine: str = "torch"
         kinds[name] = _paced(problem, kind, tables) if kind.paced else _reached(problem, kind, tables, engine)
     if kinds == problem.cluster.kinds:
         return problem
+    return _with_kinds(problem, kinds)
+
+
+def assumed(problem: Problem, engine: str = "torch") -> Problem:
+    """The problem with floors of our trainer and engine on cards that nobody measured: launches and the host's work, as small
+    models met them on one H200 (`docs/gpu.md`). They bind where kernels are short, and are little beside a large model's."""
+    curves = context_of(problem).rates.curves
+    kinds = {
+        name: kind
+        if kind.paced or curves(kind) is None
+        else replace(
+            kind,
+            decode_floor_s=ASSUMED_DECODE_FLOOR_S.get(engine, 0.0),
+            train_floor_s=ASSUMED_TRAIN_FLOOR_S,
+            train_fixed_s=ASSUMED_TRAIN_FIXED_S,
+        )
+        for name, kind in problem.cluster.kinds.items()
+    }
+    return problem if kinds == problem.cluster.kinds else _with_kinds(problem, kinds)
+
+
+def _with_kinds(problem: Problem, kinds: Mapping[str, DeviceKind]) -> Problem:
     return replace(problem, cluster=replace(problem.cluster, kinds=kinds))
 
 

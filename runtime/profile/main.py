@@ -19,12 +19,14 @@ from typing import Any
 
 from planner.calibration import Calibration, encode
 from planner.errors import HexError
+from planner.model import load_model_spec
 from runtime.backends.ray.cluster import ADDRESS_VARIABLE
 from runtime.config.calibration import load_calibration
 from runtime.config.load import load_config
+from runtime.config.problem import HOST_CPU, engine_name
 from runtime.config.schema import Config
 from runtime.errors import DeadlineError, RunError
-from runtime.profile.agenda import Machine, Order, agenda
+from runtime.profile.agenda import Machine, Order, OwnRun, agenda
 from runtime.profile.cluster import GRACE_S, NodeOutcome, profile_cluster
 from runtime.profile.find import this_machine
 from runtime.profile.measure import LIMIT_S, QUICK_LIMIT_S, Progress, measure
@@ -111,15 +113,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _profile(given: argparse.Namespace, stop: Interrupt, tell: Teller) -> Mapping[str, Any]:
     config = load_config(given.config).config if given.config is not None else None
     paced = _paced_kinds(config)
-    order = Order(quick=given.quick, paced=paced, cpu=given.cpu or not paced, only=tuple(given.only))
+    run = None if paced or config is None else _own_run(config)
+    order = Order(quick=given.quick, paced=paced, cpu=given.cpu or not paced, only=tuple(given.only), run=run)
     today = datetime.now(UTC).date().isoformat()
     address = os.environ.get(ADDRESS_VARIABLE)
-    if address and not paced:
+    if address and not paced and run is None:
         outcomes = profile_cluster(
             address, order, today=today, dry_run=given.dry_run, on_progress=tell, should_stop=stop
         )
     else:
-        outcomes = (_here(order, config, today, given.dry_run, stop, tell),)
+        folder = None if given.out is None or given.dry_run else _made(given.out.parent)
+        outcomes = (_here(order, config, today, given.dry_run, stop, tell, folder),)
     measured = tuple(o.measured for o in outcomes if o.measured is not None)
     fresh, notes = merged_tables(measured)
     if given.out is not None and fresh.kinds and not given.dry_run:
@@ -133,6 +137,23 @@ def _profile(given: argparse.Namespace, stop: Interrupt, tell: Teller) -> Mappin
     }
 
 
+def _own_run(config: Config) -> OwnRun | None:
+    """What of a configuration is measured; None for one that is for planning only."""
+    if config.model.source == "shape" or config.fleet.source in ("declared", "simulated"):
+        return None
+    spec = load_model_spec(config.model.path)
+    kinds = [d.kind for d in config.fleet.devices] or [HOST_CPU]
+    return OwnRun(model=spec.name, engine=engine_name(config), params=float(spec.params), cpu_kind=kinds[0])
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise RunError("cannot make the folder of the calibration", where=str(folder), got=e.strerror) from e
+    return folder
+
+
 def _paced_kinds(config: Config | None) -> tuple[str, ...]:
     if config is None or config.fleet.pacing is None or config.fleet.source not in ("paced", "auto"):
         return ()
@@ -140,9 +161,16 @@ def _paced_kinds(config: Config | None) -> tuple[str, ...]:
 
 
 def _here(  # noqa: PLR0917 - the parts of one call
-    order: Order, config: Config | None, today: str, dry_run: bool, stop: Interrupt, tell: Teller
+    order: Order,
+    config: Config | None,
+    today: str,
+    dry_run: bool,
+    stop: Interrupt,
+    tell: Teller,
+    folder: Path | None,
 ) -> NodeOutcome:
-    machine: Machine = this_machine(gpus=not order.paced)
+    on_cpu = order.paced or (config is not None and config.fleet.source == "cpu")
+    machine: Machine = this_machine(gpus=not on_cpu)
     if dry_run:
         items = tuple(dataclasses.asdict(i) for i in agenda(machine, order))
         return NodeOutcome(node=machine.host, measured=None, items=items)
@@ -156,6 +184,7 @@ def _here(  # noqa: PLR0917 - the parts of one call
             order,
             config=config,
             today=today,
+            folder=folder,
             on_progress=lambda p: tell(machine.host, p),
             should_stop=stop,
         )
