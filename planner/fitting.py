@@ -41,8 +41,8 @@ def bounded_squares(
     """Coefficients c within `bounds` with the least squared relative errors of times = rows @ c.
 
     Every subset of coefficients is tried at its bounds while the others are solved for plainly; the squares are convex, so
-    the best answer within all bounds is theirs. Where the rows do not tell two coefficients apart, the answer with the fewest
-    free ones among the best wins, the earlier ones at their lower bounds.
+    the best answer within all bounds is theirs. Where the rows do not tell coefficients apart, the answer with the fewest free
+    ones among the best wins, and of those the one whose earlier coefficients are at their lower bounds.
     """
     scaled = np.array(rows, dtype=float) / np.array(times, dtype=float)[:, None]
     best, least = tuple(b for b, _ in bounds), math.inf

@@ -7,8 +7,8 @@ least squares of relative errors:
     training turn  = fixed + rows x layers x floor + products / efficiency + bytes between products and of the optimiser
 
 Products are what `train_efficiency` divides. Two batches tell floor and efficiency of decoding apart. For a turn's three
-unknowns a batch of few samples, a whole one, and the whole one cut into more rows are enough; with fewer the later
-ones of (fixed, floor, efficiency) explain what is left over, which is right for turns like the measured ones. What the samples'
+unknowns a batch of few samples, a whole one, and the whole one cut into more rows are enough; with one turn all is
+efficiency, which is right for turns like it. What the samples'
 prompts cost those who decode is one more rate: `prefill_efficiency`, beside what the efficiency of decode steps says.
 """
 

@@ -143,11 +143,13 @@ def runtime_capabilities(config: Config, cluster: Cluster) -> Capabilities:
     )
 
 
-def _row_tokens(config: Config, cluster: Cluster) -> int:
-    """Most tokens of the trainer's micro-batches; on a GPU none is longer than the ceiling."""
-    on_host = any(k.paced or k.name == HOST_CPU for k in cluster.kinds.values())
+def _row_tokens(config: Config, cluster: Cluster) -> int | None:
+    """Most tokens of the trainer's micro-batches; on a GPU none is longer than the ceiling. A paced device's clock counts tokens,
+    however they are packed."""
+    if any(k.paced for k in cluster.kinds.values()):
+        return None
     most = config.algorithm.micro_batch_tokens
-    return most if on_host else min(most, ROW_CEILING)
+    return most if HOST_CPU in cluster.kinds else min(most, ROW_CEILING)
 
 
 def workload_from_config(config: Config) -> Workload:
@@ -188,8 +190,10 @@ def workload_from_config(config: Config) -> Workload:
         reward_s_per_sample=algorithm.reward_time,
         kv_on_update=algorithm.kv_on_update,
         update_mode=algorithm.update_mode,
-        # Our trainer makes one optimiser step a batch: its proximal policy is the current one, at no cost.
-        proximal_forward=algorithm.objective == "decoupled" and config.planner.capabilities != "runtime",
+        # Our trainer makes one optimiser step a batch: its proximal policy is the current one, at no cost. What a paced
+        # device declares is of a step with two passes.
+        proximal_forward=algorithm.objective == "decoupled"
+        and (config.planner.capabilities != "runtime" or config.fleet.source == "paced"),
     )
 
 
