@@ -144,7 +144,7 @@ class EngineRate:
 class TrainerRate:
     """Tokens a second that the trainer reached, all devices together, optimiser included: samples x sequence_tokens over the
     seconds of a step. `samples` None: of a batch of unknown size, steps alone. Else of whole turns of a run: gradients, update,
-    a checkpoint's share and the publication."""
+    a checkpoint's share, the publication and the words with whoever gives the batches."""
 
     model: str
     params: int

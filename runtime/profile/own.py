@@ -21,6 +21,7 @@ from runtime.config.problem import engine_name
 from runtime.config.schema import Config
 from runtime.paths import RunPaths
 from runtime.profile.bench import Drive, decode, random_batch
+from runtime.profile.flowing import flow_turn_s
 from runtime.profile.turns import Loopback, Turns, turns
 from runtime.rl.model import DTYPES
 from runtime.rl.types import WeightsRef
@@ -28,6 +29,7 @@ from runtime.rl.weights import GenerationWriter
 from runtime.rl.weights.publisher import DirectPublisher
 
 Stop = Callable[[], bool]
+FLOW_S = 4.0  # most that flow is measured for
 NEVER = 10**9  # steps between two checkpoints: none is made
 START_S = 150.0  # most that vLLM may take to come up
 MOST_ROWS = 4  # times as many, for the floor of a row
@@ -43,7 +45,8 @@ def run_trainer_rates(
     prompt, response = _lengths(config)
     each = seconds / 4
     first, facts = _turns(config, device, samples, every, each, stop, folder)
-    out = [_rate(spec, samples, prompt, response, first, facts, first.checkpoint_s / every)]
+    besides_s = first.checkpoint_s / every + flow_turn_s(config, folder, seconds=FLOW_S, stop=stop)
+    out = [_rate(spec, samples, prompt, response, first, facts, besides_s)]
     few = max(1, samples // 4)
     if stop() or few == samples:
         return tuple(out)
@@ -55,7 +58,7 @@ def run_trainer_rates(
         if stop():
             break
         found, facts = _turns(other, device, count, NEVER, each, stop, folder)
-        out.append(_rate(spec, count, prompt, response, found, facts, first.checkpoint_s / every))
+        out.append(_rate(spec, count, prompt, response, found, facts, besides_s))
     return tuple(out)
 
 
@@ -112,7 +115,7 @@ def _rate(  # noqa: PLR0917 - one row of the table
     response: int,
     done: Turns,
     facts: Mapping[str, str],
-    checkpoint_s: float,
+    besides_s: float,
 ) -> TrainerRate:
     sequence, rows = prompt + response, max(1, round(done.rows))
     return TrainerRate(
@@ -122,7 +125,7 @@ def _rate(  # noqa: PLR0917 - one row of the table
         sequence_tokens=sequence,
         micro_batch=max(1, round(samples / rows)),
         recompute=not facts["recomputed_layers"].startswith("0 "),
-        tokens_per_s=samples * sequence / (done.turn_s + checkpoint_s),
+        tokens_per_s=samples * sequence / (done.turn_s + besides_s),
         samples=samples,
         response_tokens=response,
         rows=rows,
