@@ -69,7 +69,30 @@ def calibrated(problem: Problem, calibration: Calibration, engine: str = "torch"
         kinds[name] = _paced(problem, kind, tables) if kind.paced else _reached(problem, kind, tables, engine)
     if kinds == problem.cluster.kinds:
         return problem
-    return _with_kinds(problem, kinds)
+    return replace(_with_kinds(problem, kinds), calibration=_with_own_rates(problem, kinds, calibration, engine))
+
+
+def _with_own_rates(
+    problem: Problem, kinds: Mapping[str, DeviceKind], calibration: Calibration, engine: str
+) -> Calibration | None:
+    """What the problem has of kernels, and the decode rates of its own model: where floor and efficiency do not meet those, the
+    step is corrected at and near their batches (`Rates.engine_fix`). That is of steps at efficiency 1, so they are brought to it."""
+    kept = problem.calibration or Calibration()
+    found: list[KindTables] = []
+    for tables in calibration.kinds:
+        kind = kinds.get(tables.kind)
+        if kind is None or kind.paced or not tables.provenance.source.startswith(OURS):
+            continue
+        reached = kind.rollout_efficiency
+        own = tuple(
+            replace(r, tokens_per_s=r.tokens_per_s / reached)
+            for r in own_rates(problem, tables, engine).engine
+            if r.phase == "decode"
+        )
+        if own:
+            old = kept.of(tables.kind) or KindTables(kind=tables.kind, provenance=tables.provenance)
+            found.append(replace(old, engine=own))
+    return kept.merged(Calibration(kinds=tuple(found))) if found else problem.calibration
 
 
 def assumed(problem: Problem, engine: str = "torch") -> Problem:

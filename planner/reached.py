@@ -82,6 +82,8 @@ def decoded_like(problem: Problem, kind: DeviceKind, rates: Sequence[EngineRate]
     """The kind with floor and efficiency of the engine's decode steps and its prefill."""
     layers = problem.model.layers
     kind = replace(kind, decode_floor_s=0.0, prefill_efficiency=1.0, rollout_efficiency=1.0)
+    if context_of(problem).rates.curves(kind) is None:
+        kind = replace(kind, launch_s=0.0)  # without curves the launches of a step are what the floor is fitted to
     points = [
         (modelled_step_s(problem, kind, problem.model, r) / layers, r.running / r.tokens_per_s / layers)
         for r in rates
@@ -185,3 +187,43 @@ def _rows_s(problem: Problem, kind: DeviceKind, rate: TrainerRate, efficiency: f
     rows = rate.rows or 1
     layer = layer_s(ctx, stage, share=1 / rows, recompute=rate.recompute)
     return rows * (ctx.model.layers * layer + head_s(ctx, stage, share=1 / rows))
+
+
+@record
+class Met:
+    """A measured rate beside what the fitted figures say of the same work."""
+
+    what: str
+    measured_tokens_per_s: float
+    predicted_tokens_per_s: float
+
+
+def met(problem: Problem, kind: DeviceKind, tables: KindTables, engine: str) -> tuple[Met, ...]:
+    """Every rate of the problem's own model as `kind`, which was fitted to them, has it."""
+    own = own_rates(problem, tables, engine)
+    out = [
+        Met(
+            what=f"decode at {r.running}",
+            measured_tokens_per_s=r.tokens_per_s,
+            predicted_tokens_per_s=r.running
+            * kind.rollout_efficiency
+            / modelled_step_s(problem, kind, problem.model, r),
+        )
+        for r in own.engine
+        if r.phase == "decode"
+    ]
+    for r in own.trainer:
+        assert r.samples is not None, "own rates of a trainer tell their batch"
+        rows = r.rows or 1
+        ctx = context_of(turn_problem(problem, kind, r))
+        state = 2 * stage_params(ctx.model, ctx.model.layers, first=True, last=True) * state_bytes_per_param(ctx.model)
+        turn_s = kind.train_fixed_s + rows * ctx.model.layers * kind.train_floor_s + state / hbm_rate(ctx, kind)
+        turn_s += _rows_s(problem, kind, r, kind.train_efficiency)
+        out.append(
+            Met(
+                what=f"turns of {r.samples} samples in {rows} rows",
+                measured_tokens_per_s=r.tokens_per_s,
+                predicted_tokens_per_s=r.samples * r.sequence_tokens / turn_s,
+            )
+        )
+    return tuple(out)

@@ -9,7 +9,7 @@ import math
 from typing import Literal
 
 from planner.errors import InvalidInput
-from planner.record import record
+from planner.record import record, replace
 
 How = Literal["measured", "paced", "simulated"]
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
@@ -205,6 +205,25 @@ class KindTables:
     def __post_init__(self) -> None:
         if not self.kind:
             raise InvalidInput("tables without a device kind", expected="a name, such as H100")
+
+    def beside(self, older: "KindTables") -> "KindTables":
+        """These tables, with those that are empty here from an older measurement of the same card in the same machine with the
+        same software; its rates stay too, but for models that were measured anew. Of another one nothing is taken."""
+        same = ("how", "device", "host", "driver", "torch")
+        if any(getattr(self.provenance, n) != getattr(older.provenance, n) for n in same):
+            return self
+        kept = {
+            n: getattr(self, n) or getattr(older, n)
+            for n in ("gemm", "prefill", "decode", "collectives", "hbm_copy", "links")
+        }
+        engines = {(r.model, r.engine) for r in self.engine}
+        trained = {r.model for r in self.trainer}
+        return replace(
+            self,
+            **kept,
+            engine=self.engine + tuple(r for r in older.engine if (r.model, r.engine) not in engines),
+            trainer=self.trainer + tuple(r for r in older.trainer if r.model not in trained),
+        )
 
 
 @record

@@ -118,11 +118,12 @@ def decode(
     until = time.monotonic() + LATE_FACTOR * seconds + LATE_S
     warm_s = WARM_SHARE * seconds if pacing is None else 0.0
     begin: EngineStats | None = None
+    first = engine.stats().prefill_tokens  # of drives before this one
     turns: list[Decoded] = []
     while not should_stop() and time.monotonic() < until:
         loop.tick()
         now = loop.level().stats
-        filled = now.prefill_tokens >= drive.running * (drive.prompt_tokens - 1)  # of the first samples
+        filled = now.prefill_tokens - first >= drive.running * (drive.prompt_tokens - 1)  # of the first samples
         if begin is None and now.decode_steps >= 3 and filled and now.busy_s >= warm_s:
             begin = now
         if begin is not None:

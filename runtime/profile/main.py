@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from planner.calibration import Calibration, encode
+from planner.cluster import Cluster, Device
 from planner.errors import HexError
 from planner.model import load_model_spec
 from runtime.backends.ray.cluster import ADDRESS_VARIABLE
 from runtime.config.calibration import load_calibration
 from runtime.config.load import load_config
-from runtime.config.problem import HOST_CPU, engine_name
+from runtime.config.problem import DEFAULT_LINK, HOST_CPU, engine_name, kind_from_config, problem_from_config
 from runtime.config.schema import Config
 from runtime.errors import DeadlineError, RunError
 from runtime.profile.agenda import Machine, Order, OwnRun, agenda
@@ -134,6 +135,7 @@ def _profile(given: argparse.Namespace, stop: Interrupt, tell: Teller) -> Mappin
         "nodes": [_node_document(o) for o in outcomes],
         "kinds": [kind_summary(t) for t in fresh.kinds],
         "notes": list(notes),
+        "met": [] if run is None or config is None else _met(config, fresh),
     }
 
 
@@ -144,6 +146,26 @@ def _own_run(config: Config) -> OwnRun | None:
     spec = load_model_spec(config.model.path)
     kinds = [d.kind for d in config.fleet.devices] or [HOST_CPU]
     return OwnRun(model=spec.name, engine=engine_name(config), params=float(spec.params), cpu_kind=kinds[0])
+
+
+def _met(config: Config, fresh: Calibration) -> list[Mapping[str, Any]]:
+    """The rates of the run's own model beside what a plan says of them, once it counts with the calibration."""
+    from planner.reached import met
+
+    out: list[Mapping[str, Any]] = []
+    link = DEFAULT_LINK
+    for tables in fresh.kinds:
+        device = Device(id="d", kind=tables.kind, node="n")
+        cluster = Cluster(
+            kinds={tables.kind: kind_from_config(config, tables.kind)},
+            devices=(device,),
+            same_kind=link,
+            cross_kind=link,
+        )
+        problem = problem_from_config(config, cluster, load_model_spec(config.model.path), calibration=fresh)
+        found = met(problem, problem.cluster.kinds[tables.kind], tables, engine_name(config))
+        out += [{"kind": tables.kind, **dataclasses.asdict(m)} for m in found]
+    return out
 
 
 def _made(folder: Path) -> Path:
@@ -215,12 +237,13 @@ def _node_document(o: NodeOutcome) -> Mapping[str, Any]:
 
 
 def _write(path: Path, fresh: Calibration) -> None:
-    """The file with the fresh kinds in it, whole or not at all; RunError when it cannot be."""
+    """The file with the fresh kinds in it, beside what they lack and it has; whole or not at all. RunError when it cannot be."""
     kept = load_calibration(path) if path.exists() else Calibration()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-        temporary.write_text(encode(kept.merged(fresh)))
+        added = tuple(t if (old := kept.of(t.kind)) is None else t.beside(old) for t in fresh.kinds)
+        temporary.write_text(encode(kept.merged(Calibration(kinds=added))))
         temporary.replace(path)
     except OSError as e:
         raise RunError("cannot write the calibration", where=str(path), got=e.strerror) from e

@@ -1,5 +1,6 @@
 """Measures one machine: its agenda item by item, with progress. An item that fails is named and left out."""
 
+import contextlib
 import os
 import tempfile
 import time
@@ -171,17 +172,28 @@ def _run_rates(  # noqa: PLR0917 - the parts of one item
     import torch
 
     from runtime.profile import own
+    from runtime.profile.beside import at_work
 
     how: dict[str, Any] = {"quick": order.quick, "stop": should_stop, "folder": folder}
     torch.set_num_threads(own.threads_of(item.part, device))
+    other = {"run_trainer": "engine", "run_engine": "trainer"}[item.part]
     try:
-        if item.part == "run_trainer":
-            seconds = QUICK_RUN_TRAINER_S if order.quick else RUN_TRAINER_S
-            return {"trainer": own.run_trainer_rates(config, device, seconds=seconds, **how)}
-        seconds = QUICK_RUN_ENGINE_S if order.quick else RUN_ENGINE_S
-        return {"engine": own.run_engine_rates(config, device, seconds=seconds, card=card, **how)}
+        with contextlib.nullcontext() if card else at_work(other, config, folder):
+            return _run_part(item, device, order, config, how, card)
     finally:
         _release(device)
+
+
+def _run_part(  # noqa: PLR0917 - the parts of one item
+    item: Item, device: Any, order: Order, config: Config, how: dict[str, Any], card: str
+) -> dict[str, tuple[Any, ...]]:
+    from runtime.profile import own
+
+    if item.part == "run_trainer":
+        seconds = QUICK_RUN_TRAINER_S if order.quick else RUN_TRAINER_S
+        return {"trainer": own.run_trainer_rates(config, device, seconds=seconds, **how)}
+    seconds = QUICK_RUN_ENGINE_S if order.quick else RUN_ENGINE_S
+    return {"engine": own.run_engine_rates(config, device, seconds=seconds, card=card, **how)}
 
 
 def _release(device: Any) -> None:

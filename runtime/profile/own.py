@@ -7,6 +7,7 @@ makes whole turns on the run's batch, on a quarter of it, and on the whole one i
 import contextlib
 import gc
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from planner.model import ModelSpec, load_model_spec
 from planner.record import replace
 from runtime.config.problem import engine_name
 from runtime.config.schema import Config
+from runtime.errors import RunError
 from runtime.paths import RunPaths
 from runtime.profile.bench import Drive, decode, random_batch
 from runtime.profile.flowing import flow_turn_s
@@ -29,8 +31,8 @@ from runtime.rl.weights import GenerationWriter
 from runtime.rl.weights.publisher import DirectPublisher
 
 Stop = Callable[[], bool]
+CHECKPOINTS, CHECKPOINT_BYTES = 4, 12  # on disk at once; of a parameter: in float32 with two moments
 FLOW_S = 4.0  # most that flow is measured for
-NEVER = 10**9  # steps between two checkpoints: none is made
 START_S = 150.0  # most that vLLM may take to come up
 MOST_ROWS = 4  # times as many, for the floor of a row
 
@@ -43,6 +45,7 @@ def run_trainer_rates(
     every = config.trainer.checkpoint_every_steps
     samples = config.algorithm.prompts_per_step * config.algorithm.responses_per_prompt
     prompt, response = _lengths(config)
+    _check_disk(folder, CHECKPOINTS * CHECKPOINT_BYTES * spec.params)
     each = seconds / 4
     first, facts = _turns(config, device, samples, every, each, stop, folder)
     besides_s = first.checkpoint_s / every + flow_turn_s(config, folder, seconds=FLOW_S, stop=stop)
@@ -57,9 +60,21 @@ def run_trainer_rates(
     for other, count in ((config, few), (cut, samples)):
         if stop():
             break
-        found, facts = _turns(other, device, count, NEVER, each, stop, folder)
+        found, facts = _turns(other, device, count, None, each, stop, folder)
         out.append(_rate(spec, count, prompt, response, found, facts, besides_s))
     return tuple(out)
+
+
+def _check_disk(folder: Path, needed: float) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        expected = f"{needed / 1e9:.0f} GB for checkpoints"
+        raise RunError(
+            "the disk is too full for the trainer's turns",
+            where=str(folder),
+            got=f"{free / 1e9:.0f} GB",
+            expected=expected,
+        )
 
 
 def _lengths(config: Config) -> tuple[int, int]:
@@ -67,7 +82,7 @@ def _lengths(config: Config) -> tuple[int, int]:
 
 
 def _turns(  # noqa: PLR0917 - one bench
-    config: Config, device: torch.device, samples: int, every: int, seconds: float, stop: Stop, folder: Path
+    config: Config, device: torch.device, samples: int, every: int | None, seconds: float, stop: Stop, folder: Path
 ) -> tuple[Turns, Mapping[str, str]]:
     from runtime.rl.train.factory import build_trainer
 
@@ -140,8 +155,7 @@ def run_engine_rates(
     """Decode rates of the run's engine, and what a prompt costs those who decode. `card`: UUID of the GPU that it gets."""
     spec = load_model_spec(config.model.path)
     prompt, response = _lengths(config)
-    workload = config.algorithm.prompts_per_step * config.algorithm.responses_per_prompt
-    most = min(config.sampling.max_running, (config.algorithm.bound + 1) * workload)
+    most = _most(config)
     levels = sorted({max(1, most // 4), most} if quick else {max(1, most // 16), max(1, most // 4), most})
     each = seconds / (len(levels) + 2)
     name = "torch" if config.rollout.engine == "torch" else engine_name(config)
@@ -178,6 +192,12 @@ def run_engine_rates(
     return tuple(out)
 
 
+def _most(config: Config) -> int:
+    """Most samples that the run's replica ever decodes at once."""
+    batch = config.algorithm.prompts_per_step * config.algorithm.responses_per_prompt
+    return min(config.sampling.max_running, (config.algorithm.bound + 1) * batch)
+
+
 def _generation(config: Config, root: Path) -> WeightsRef:
     """The model's first weights on disk, as the trainer publishes them."""
     from runtime.rl.train.factory import build_model
@@ -209,6 +229,24 @@ def _engine(config: Config, device: torch.device, card: str) -> Iterator[Any]:
         yield engine
     finally:
         engine.close()
+
+
+def decode_until(config: Config, device: torch.device, folder: Path, stop: Stop) -> None:
+    """The run's engine at its full batch until it is told to stop."""
+    prompt, response = _lengths(config)
+    vocab = load_model_spec(config.model.path).vocab
+    drive = Drive(running=_most(config), prompt_tokens=prompt, new_tokens=response, vocab=vocab, spread=True)
+    with _engine(config, device, "") as engine:
+        ref = _generation(config, folder)
+        while not stop():
+            decode(engine, ref, drive, seconds=5.0, should_stop=stop)
+
+
+def train_until(config: Config, device: torch.device, folder: Path, stop: Stop) -> None:
+    """The run's trainer at work until it is told to stop."""
+    samples = config.algorithm.prompts_per_step * config.algorithm.responses_per_prompt
+    while not stop():
+        _turns(config, device, samples, config.trainer.checkpoint_every_steps, 3600.0, stop, folder)
 
 
 def release(device: torch.device) -> None:

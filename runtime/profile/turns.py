@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -99,22 +100,35 @@ class _Batches:
         return None
 
 
+class _Saving:
+    """A trainer that writes no checkpoint while `saves` is off: when none are asked for, and at the end of a bench."""
+
+    def __init__(self, trainer: TrainerWork, *, saves: bool) -> None:
+        self._trainer, self.saves = trainer, saves
+
+    def save_checkpoint(self, ids_hash: str) -> str:
+        return self._trainer.save_checkpoint(ids_hash) if self.saves else ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+
 def turns(
     trainer: TrainerWork,
     make: Callable[[int], TrainBatch],
     *,
     seconds: float,
     weights: Path,
-    checkpoint_every: int,
+    checkpoint_every: int | None,
     direct: DirectPublisher | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Turns:
-    """Run a fresh trainer for about `seconds` of turns after the first ones; a very large `checkpoint_every` leaves checkpoints
-    out. RunError when too few were made in time."""
-    flow = _Batches(make)
-    loop = TrainerLoop(
-        trainer, flow, name="profile", epoch=1, weights=weights, direct=direct, checkpoint_every=checkpoint_every
-    )
+    """Run a fresh trainer for about `seconds` of turns after the first ones; without checkpoints where `checkpoint_every` is None.
+    RunError when too few were made in time."""
+    flow, every = _Batches(make), checkpoint_every or 1
+    saving = _Saving(trainer, saves=checkpoint_every is not None)
+    work: Any = saving  # a TrainerWork: what it has not is the trainer's
+    loop = TrainerLoop(work, flow, name="profile", epoch=1, weights=weights, direct=direct, checkpoint_every=every)
     failure: list[BaseException] = []
 
     def run() -> None:
@@ -126,18 +140,19 @@ def turns(
     thread = threading.Thread(target=run, name="profile-trainer", daemon=True)
     thread.start()
     began, warm_s = time.monotonic(), 0.0
-    least = WARM_TURNS + max(LEAST_TURNS, checkpoint_every if checkpoint_every <= 4 else 0)
+    least = WARM_TURNS + max(LEAST_TURNS, every)
     while thread.is_alive() and not should_stop():
         thread.join(0.02)
         done = len(flow.asked) - 1
         if done < WARM_TURNS:
             warm_s = time.monotonic() - began
-            if warm_s > 3 * LATE_S + seconds:
+            if warm_s > 2 * LATE_S + seconds:
                 break
         elif (done >= least and time.monotonic() - began - warm_s >= seconds) or (
             time.monotonic() - began - warm_s > seconds + LATE_S
         ):
             break
+    saving.saves = False
     flow.stop.set()
     loop.stop()
     thread.join(3 * LATE_S)
@@ -147,7 +162,7 @@ def turns(
     if not found:
         raise RunError("the trainer made too few steps in time", got=len(flow.figures), expected=f"{WARM_TURNS + 1}")
     # The turn that a stop ends has no question after it, and those before it have their own checkpoints.
-    saved = [f["checkpoint_s"] for i, f in enumerate(found, start=WARM_TURNS + 1) if i % checkpoint_every == 0]
+    saved = [f["checkpoint_s"] for i, f in enumerate(found, start=WARM_TURNS + 1) if i % every == 0]
     return Turns(
         turn_s=statistics.fmean(f["turn_s"] - f["checkpoint_s"] for f in found),
         checkpoint_s=statistics.fmean(saved) if saved else 0.0,
