@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runtime.config.schema import Config
+from runtime.profile.scratch import scratch_prefix
 
 READY_S = 30.0
 
@@ -20,7 +21,7 @@ READY_S = 30.0
 @contextlib.contextmanager
 def at_work(role: str, config: Config, folder: Path) -> Iterator[None]:
     """The role at work in a process of its own for as long as the context lasts; nobody where it does not come up in time."""
-    with tempfile.TemporaryDirectory(prefix=".profile-", dir=folder) as made:
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix(), dir=folder) as made:
         file = Path(made) / "config.json"
         file.write_text(config.model_dump_json())
         command = [sys.executable, "-m", "runtime.profile.beside", role, str(file), made]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from runtime.config.schema import Config
 from runtime.paths import RunPaths
+from runtime.profile.scratch import scratch_prefix
 from runtime.rl.flow import Flow
 from runtime.rl.flow.open import open_flow
 from runtime.rl.rewards.items import RewardItem, RewardResult
@@ -117,7 +118,7 @@ def flow_turn_s(config: Config, folder: Path, *, seconds: float, stop: Callable[
         return 0.0
     spent: list[float] = []
     until = time.monotonic() + seconds
-    with tempfile.TemporaryDirectory(prefix=".profile-", dir=folder) as made:
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix(), dir=folder) as made:
         fed = _Fed(config, Path(made))
         try:
             while len(spent) <= STEPS and time.monotonic() < until and not stop():

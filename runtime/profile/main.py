@@ -31,6 +31,7 @@ from runtime.profile.agenda import Machine, Order, OwnRun, agenda
 from runtime.profile.cluster import GRACE_S, NodeOutcome, profile_cluster
 from runtime.profile.find import this_machine
 from runtime.profile.measure import LIMIT_S, QUICK_LIMIT_S, Progress, measure
+from runtime.profile.scratch import remove_scratch
 from runtime.profile.summary import kind_summary, merged_tables
 
 
@@ -197,7 +198,7 @@ def _here(  # noqa: PLR0917 - the parts of one call
         items = tuple(dataclasses.asdict(i) for i in agenda(machine, order))
         return NodeOutcome(node=machine.host, measured=None, items=items)
     limit_s = (QUICK_LIMIT_S if order.quick else LIMIT_S) + GRACE_S
-    watchdog = threading.Timer(limit_s, _give_up, (tell, limit_s))  # a kernel that hangs cannot be interrupted
+    watchdog = threading.Timer(limit_s, _give_up, (tell, limit_s, folder))  # a kernel that hangs cannot be interrupted
     watchdog.daemon = True
     watchdog.start()
     try:
@@ -215,9 +216,11 @@ def _here(  # noqa: PLR0917 - the parts of one call
     return NodeOutcome(node=machine.host, measured=done)
 
 
-def _give_up(tell: Teller, limit_s: float) -> None:
+def _give_up(tell: Teller, limit_s: float, folder: Path | None) -> None:
     """End a profile that does not."""
     tell.done()
+    if folder is not None:
+        remove_scratch(folder)
     sys.stderr.write(f"error: not done within {limit_s:.0f} s; last: {tell.last}\n")
     sys.stderr.flush()
     os._exit(DeadlineError.exit_code)

@@ -176,6 +176,8 @@ def _run_rates(  # noqa: PLR0917 - the parts of one item
 
     how: dict[str, Any] = {"quick": order.quick, "stop": should_stop, "folder": folder}
     torch.set_num_threads(own.threads_of(item.part, device))
+    if card:
+        torch.cuda.set_device(device)  # a run's process sees one card
     other = {"run_trainer": "engine", "run_engine": "trainer"}[item.part]
     try:
         with contextlib.nullcontext() if card else at_work(other, config, folder):

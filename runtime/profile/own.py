@@ -24,6 +24,7 @@ from runtime.errors import RunError
 from runtime.paths import RunPaths
 from runtime.profile.bench import Drive, decode, random_batch
 from runtime.profile.flowing import flow_turn_s
+from runtime.profile.scratch import scratch_prefix
 from runtime.profile.turns import Loopback, Turns, turns
 from runtime.rl.model import DTYPES
 from runtime.rl.types import WeightsRef
@@ -88,7 +89,7 @@ def _turns(  # noqa: PLR0917 - one bench
 
     prompt, response = _lengths(config)
     vocab = load_model_spec(config.model.path).vocab
-    with tempfile.TemporaryDirectory(prefix=".profile-", dir=folder) as made:
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix(), dir=folder) as made:
         paths = RunPaths(folder=Path(made), short=Path(made))
         trainer = build_trainer(config, paths, device=device)
         with _publisher(config, paths.weights, device) as direct:
@@ -160,7 +161,7 @@ def run_engine_rates(
     each = seconds / (len(levels) + 2)
     name = "torch" if config.rollout.engine == "torch" else engine_name(config)
     out: list[EngineRate] = []
-    with tempfile.TemporaryDirectory(prefix=".profile-", dir=folder) as made:
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix(), dir=folder) as made:
         ref = _generation(config, Path(made))
         with _engine(config, device, card) as engine:
             longest = max(2, config.sampling.max_new_tokens)
