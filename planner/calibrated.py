@@ -2,37 +2,45 @@
 
 Kernel tables say how fast a card can be; rates say how fast the product's engine and trainer are on it, loops, samplers and
 optimiser included. A paced kind has no kernels of its own: its whole figures follow from the rates of its engine and
-trainer. Another kind keeps its figures and gets, from the reference models, a floor and an efficiency of decoding and an
-efficiency of training.
+trainer. Another kind keeps its figures and gets, where the problem's own model was measured, all of `planner.reached`; else,
+from the reference models, a floor and an efficiency of decoding and an efficiency of training.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 
 from planner.calibration import Calibration, EngineRate, KindTables, TrainerRate
 from planner.calibration.sizes import REFERENCE_MODELS
 from planner.cluster import Cluster, DeviceKind
 from planner.cost.context import context_of
-from planner.cost.decode import ReplicaShape, decode_step_s
 from planner.cost.flops import head_flops, layer_flops, token_flops
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, local_link
 from planner.cost.training import StageShape, TrainerShape
+from planner.fitting import bounded_line, line
 from planner.model import ModelSpec
 from planner.problem import Problem
+from planner.reached import LEAST, MOST, SPREAD, decoded_like, like, modelled_step_s, own_rates, trained_like
 from planner.record import replace
 from planner.workload import Lengths, Workload
 
-LEAST, MOST = 1 / 64, 4.0  # bounds of a measured efficiency
 MOST_OF_KERNELS = (
     1.0  # the same of decoding beside a floor, where kernels were measured: no engine beats its own kernels
 )
-SPREAD = 2.0  # of the modelled work a layer, most over least, below which rates do not tell a floor from an efficiency
 _HIDDEN_SHARE = 0.01  # of a paced decode step that its memory traffic may take where none was measured
 _STEPS = 26  # of a bisection in logarithms
 _SAMPLES = 16  # of the batch a trainer rate is held against: the rate of one batch, whatever its size
 
+
+ASSUMED_DECODE_FLOOR_S: Mapping[str, float] = types.MappingProxyType({"torch": 1.5e-3, "vllm-eager": 6e-4})
+"""A layer of a decode step: torch, 64-256 running, 0.6B to 1.7B, 1.4-2.3 ms; vLLM without graphs, 64 running of a model of 30
+layers, 20 ms a step. With graphs none."""
+ASSUMED_TRAIN_FLOOR_S = 1.0e-3
+"""A layer of a micro-batch: gradients of 30 layers took 0.110 s in the median, of which the model gives kernels 0.078."""
+ASSUMED_TRAIN_FIXED_S = 0.1
+"""A turn: publication and flow's answers, 0.06 and more and about 0.04 s there. A checkpoint is not in it."""
 
 OURS = "hexctl profile"  # how the provenance of our own engine's and trainer's rates begins
 
@@ -47,8 +55,10 @@ def kernels_of(calibration: Calibration) -> Calibration:
     )
 
 
-def calibrated(problem: Problem, calibration: Calibration) -> Problem:
-    """The problem with every kind that has rates of ours in the calibration as fast as those say; others as they are."""
+def calibrated(problem: Problem, calibration: Calibration, engine: str = "torch") -> Problem:
+    """The problem with every kind that has rates of ours in the calibration as fast as those say; others as they are.
+
+    `engine`: what generates, as `EngineRate.engine` names it; rates of another one say nothing of it."""
     kinds = dict(problem.cluster.kinds)
     for name, kind in kinds.items():
         tables = calibration.of(name)
@@ -56,9 +66,54 @@ def calibrated(problem: Problem, calibration: Calibration) -> Problem:
             continue  # a paced device never has a card's figures, nor a card those of a paced device
         if not tables.provenance.source.startswith(OURS):
             continue  # of another engine
-        kinds[name] = _paced(problem, kind, tables) if kind.paced else _reached(problem, kind, tables)
+        kinds[name] = _paced(problem, kind, tables) if kind.paced else _reached(problem, kind, tables, engine)
     if kinds == problem.cluster.kinds:
         return problem
+    return replace(_with_kinds(problem, kinds), calibration=_with_own_rates(problem, kinds, calibration, engine))
+
+
+def _with_own_rates(
+    problem: Problem, kinds: Mapping[str, DeviceKind], calibration: Calibration, engine: str
+) -> Calibration | None:
+    """What the problem has of kernels, and the decode rates of its own model: where floor and efficiency do not meet those, the
+    step is corrected at and near their batches (`Rates.engine_fix`). That is of steps at efficiency 1, so they are brought to it."""
+    kept = problem.calibration or Calibration()
+    found: list[KindTables] = []
+    for tables in calibration.kinds:
+        kind = kinds.get(tables.kind)
+        if kind is None or kind.paced or not tables.provenance.source.startswith(OURS):
+            continue
+        reached = kind.rollout_efficiency
+        own = tuple(
+            replace(r, tokens_per_s=r.tokens_per_s / reached)
+            for r in own_rates(problem, tables, engine).engine
+            if r.phase == "decode"
+        )
+        if own:
+            old = kept.of(tables.kind) or KindTables(kind=tables.kind, provenance=tables.provenance)
+            found.append(replace(old, engine=own))
+    return kept.merged(Calibration(kinds=tuple(found))) if found else problem.calibration
+
+
+def assumed(problem: Problem, engine: str = "torch") -> Problem:
+    """The problem with floors of our trainer and engine on cards that nobody measured: launches and the host's work, as small
+    models met them on one H200 (`docs/gpu.md`). They bind where kernels are short, and are little beside a large model's."""
+    curves = context_of(problem).rates.curves
+    kinds = {
+        name: kind
+        if kind.paced or curves(kind) is None
+        else replace(
+            kind,
+            decode_floor_s=ASSUMED_DECODE_FLOOR_S.get(engine, 0.0),
+            train_floor_s=ASSUMED_TRAIN_FLOOR_S,
+            train_fixed_s=ASSUMED_TRAIN_FIXED_S,
+        )
+        for name, kind in problem.cluster.kinds.items()
+    }
+    return problem if kinds == problem.cluster.kinds else _with_kinds(problem, kinds)
+
+
+def _with_kinds(problem: Problem, kinds: Mapping[str, DeviceKind]) -> Problem:
     return replace(problem, cluster=replace(problem.cluster, kinds=kinds))
 
 
@@ -87,39 +142,25 @@ def _paced(problem: Problem, kind: DeviceKind, tables: KindTables) -> DeviceKind
     return kind
 
 
-def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(a, b) of y = a + b x with the least squared relative errors, neither negative."""
-    if len(points) == 1:
-        return points[0][1], 0.0
-    weights = [1 / y**2 for _, y in points]
-    sw = sum(weights)
-    mx = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / sw
-    my = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / sw
-    sxx = sum(w * (x - mx) ** 2 for w, (x, _) in zip(weights, points, strict=True))
-    sxy = sum(w * (x - mx) * (y - my) for w, (x, y) in zip(weights, points, strict=True))
-    b = max(0.0, sxy / sxx) if sxx > 0 else 0.0
-    a = my - b * mx
-    if a >= 0:
-        return a, b
-    swxx = sum(w * x * x for w, (x, _) in zip(weights, points, strict=True))
-    return 0.0, sum(w * x * y for w, (x, y) in zip(weights, points, strict=True)) / swxx
+def _reached(problem: Problem, kind: DeviceKind, tables: KindTables, engine: str) -> DeviceKind:
+    """A card or CPU as fast as its engine and trainer were: with the problem's own model where that was measured
+    (`planner.reached`), else at the reference models, by our own engine.
 
-
-def _reached(problem: Problem, kind: DeviceKind, tables: KindTables) -> DeviceKind:
-    """A card or CPU as fast as its engine and trainer were at the reference models.
-
-    The trainer gets an efficiency only. Its rates grow with the work of a micro-batch, so it has a floor too, but all of
-    them have as many layers and micro-batches: whether it is one of a layer, a micro-batch or a step they do not say.
+    The trainer gets an efficiency only from those. Its rates grow with the work of a micro-batch, so it has a floor too, but all
+    of them have as many layers and micro-batches: whether it is one of a layer, a micro-batch or a step they do not say.
     """
-    kind = replace(kind, decode_floor_s=0.0)
+    kind = replace(kind, decode_floor_s=0.0, prefill_efficiency=1.0, train_floor_s=0.0, train_fixed_s=0.0)
+    own = own_rates(problem, tables, engine)
     decode = [r for r in tables.engine if r.phase == "decode" and r.model in REFERENCE_MODELS]
     trainer = [r for r in tables.trainer if r.model in REFERENCE_MODELS]
-    if decode:
-        kind = _decoding(problem, kind, decode)
-    if trainer:
+    if own.trainer:
+        kind = trained_like(problem, kind, own.trainer)
+    elif trainer:
         found = [_reached_train(problem, kind, r) for r in trainer]
         kind = replace(kind, train_efficiency=_bounded(math.exp(statistics.fmean(map(math.log, found)))))
-    return kind
+    if own.engine:
+        return decoded_like(problem, kind, own.engine)
+    return _decoding(problem, kind, decode) if decode and engine == "torch" else kind
 
 
 def _decoding(problem: Problem, kind: DeviceKind, rates: Sequence[EngineRate]) -> DeviceKind:
@@ -135,8 +176,9 @@ def _decoding(problem: Problem, kind: DeviceKind, rates: Sequence[EngineRate]) -
     """
     points = []
     for r in rates:
-        layers = REFERENCE_MODELS[r.model].layers
-        points.append((r.running / _modelled_decode(problem, kind, r) / layers, r.running / r.tokens_per_s / layers))
+        model = _reference(r.model, kind)
+        step = modelled_step_s(problem, kind, model, r)
+        points.append((step / model.layers, r.running / r.tokens_per_s / model.layers))
     work = [x for x, _ in points]
     if max(work) < SPREAD * min(work):
         found = math.exp(statistics.fmean(math.log(x / y) for x, y in points))
@@ -147,42 +189,14 @@ def _decoding(problem: Problem, kind: DeviceKind, rates: Sequence[EngineRate]) -
     return replace(kind, rollout_efficiency=1 / slowness, decode_floor_s=floor_s / slowness)
 
 
-def bounded_line(points: Sequence[tuple[float, float]], least: float, most: float) -> tuple[float, float]:
-    """`line` with a slope b in [least, most]. The squares are convex: where their least is beyond a bound, b is that bound."""
-    a, b = line(points)
-    if least <= b <= most:
-        return a, b
-    b = min(most, max(least, b))
-    weights = [1 / y**2 for _, y in points]
-    return max(0.0, sum(w * (y - b * x) for w, (x, y) in zip(weights, points, strict=True)) / sum(weights)), b
-
-
 def _bounded(value: float) -> float:
     return min(MOST, max(LEAST, value))
-
-
-def _like(problem: Problem, kind: DeviceKind, model: ModelSpec, workload: Workload) -> Problem:
-    """The problem's cost model for another model and workload, on that one kind."""
-    cluster = replace(problem.cluster, kinds={**problem.cluster.kinds, kind.name: kind})
-    return replace(problem, cluster=cluster, model=model, workload=workload, overrides=(), in_force=None, caps=())
 
 
 def _reference(name: str, kind: DeviceKind) -> ModelSpec:
     """A reference model in the dtype it was measured with: float32 on CPUs."""
     spec = REFERENCE_MODELS[name]
     return replace(spec, dtype_bytes=4) if kind.name == "host-cpu" else spec
-
-
-def _modelled_decode(problem: Problem, kind: DeviceKind, rate: EngineRate) -> float:
-    # Two tokens of response have a mean context of one beyond the prompt.
-    lengths = (
-        Lengths(mean_tokens=max(1, rate.context - 1), max_tokens=rate.context),
-        Lengths(mean_tokens=2, max_tokens=2),
-    )
-    workload = Workload(prompts_per_step=1, responses_per_prompt=1, prompt=lengths[0], response=lengths[1])
-    ctx = context_of(_like(problem, kind, _reference(rate.model, kind), workload))
-    shape = ReplicaShape(kind=kind.name, tp=rate.tp, pp=rate.pp)
-    return rate.running / decode_step_s(ctx, shape, rate.running)
 
 
 def _reached_train(problem: Problem, kind: DeviceKind, rate: TrainerRate) -> float:
@@ -194,8 +208,8 @@ def _reached_train(problem: Problem, kind: DeviceKind, rate: TrainerRate) -> flo
         prompt=lengths,
         response=Lengths(mean_tokens=max(1, half), max_tokens=max(1, half)),
     )
-    like = _like(problem, kind, _reference(rate.model, kind), workload)
-    return _efficiency(like, replace(kind, train_efficiency=1.0), context_of(like).batch_tokens / rate.tokens_per_s)
+    there = like(problem, kind, _reference(rate.model, kind), workload)
+    return _efficiency(there, replace(kind, train_efficiency=1.0), context_of(there).batch_tokens / rate.tokens_per_s)
 
 
 def _efficiency(problem: Problem, kind: DeviceKind, target_s: float) -> float:
@@ -203,8 +217,8 @@ def _efficiency(problem: Problem, kind: DeviceKind, target_s: float) -> float:
 
     def step_s(efficiency: float) -> float | None:
         quick = replace(kind, train_efficiency=efficiency)
-        like = _like(problem, quick, problem.model, problem.workload)
-        return _step_s(like.cluster, like, kind.name)
+        there = like(problem, quick, problem.model, problem.workload)
+        return _step_s(there.cluster, there, kind.name)
 
     return _solved(step_s, target_s)
 

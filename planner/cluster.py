@@ -30,6 +30,11 @@ class DeviceKind:
     decode_floor_s: float = (
         0.0  # what a layer of a decode step costs on top of its kernels, as they are at efficiency 1
     )
+    prefill_efficiency: float = (
+        1.0  # of prefill beside what `rollout_efficiency` says of whole steps; 1: not calibrated
+    )
+    train_floor_s: float = 0.0  # what a layer of one micro-batch costs a training step on top of its kernels
+    train_fixed_s: float = 0.0  # what a training step costs whatever its batch
     source: str = ""  # where the figures come from
     paced: bool = False  # real work on a CPU at a declared speed
 
@@ -42,12 +47,13 @@ class DeviceKind:
             link_bytes_per_s=self.link_bytes_per_s,
             train_efficiency=self.train_efficiency,
             rollout_efficiency=self.rollout_efficiency,
+            prefill_efficiency=self.prefill_efficiency,
         )
         if self.price_usd_per_h is not None and self.price_usd_per_h < 0:
             raise InvalidInput(
                 f"kind {self.name!r}.price_usd_per_h is negative", got=self.price_usd_per_h, expected=">= 0"
             )
-        for field in ("launch_s", "decode_floor_s"):
+        for field in ("launch_s", "decode_floor_s", "train_floor_s", "train_fixed_s"):
             if getattr(self, field) < 0:
                 raise InvalidInput(f"kind {self.name!r}.{field} is negative", got=getattr(self, field), expected=">= 0")
 

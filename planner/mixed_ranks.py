@@ -24,7 +24,7 @@ from planner.cost.memory import (
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, best_of, local_link, ring_s
 from planner.cost.ranks import MixedShape, RankShape, rank_weight, shares_by_compute
-from planner.cost.training import MICRO_SEQUENCES, StageShape, head_s, layer_s
+from planner.cost.training import StageShape, head_s, layer_s, micro_sequences
 from planner.lanes import Lanes, Straggler, ring_at_least_s
 from planner.pools import Pools
 from planner.record import record
@@ -258,7 +258,7 @@ class MixedRanks:
         most = [(self.free_bytes[again, n] - self.states_bytes[n] / dp) / self.token_bytes[again, n] for n in lanes]
         whole = ctx.workload.samples_per_step * np.maximum(*shares)
         found: Floats = np.full(len(dp), np.inf)
-        for sequences in MICRO_SEQUENCES:
+        for sequences in micro_sequences(ctx):
             rounds = np.maximum(1.0, np.ceil(whole / sequences - 1e-9))
             fits = np.minimum(*most) >= ctx.m.longest
             for tokens, share in zip(most, shares, strict=True):

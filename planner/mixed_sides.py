@@ -18,7 +18,7 @@ from planner.cost.flops import hbm_rate
 from planner.cost.memory import stage_params, state_bytes_per_param, task_state_bytes, task_working_bytes
 from planner.cost.network import Spread, local_link
 from planner.cost.ranks import rank_weight
-from planner.cost.training import MICRO_SEQUENCES, StageShape, head_s, layer_s, passes
+from planner.cost.training import StageShape, head_s, layer_s, micro_sequences, passes
 from planner.lanes import Straggler
 from planner.mixed_ranks import least_skew
 from planner.plan import Task
@@ -129,7 +129,7 @@ class MixedBatch:
         for recompute in (False, True) if task in TRAINING else (False,):
             slope_s, fixed_s = self._line_s(ctx, task, recompute)
             nothing, one = (self._working(ctx, task, x, recompute) for x in (0.0, 1.0))
-            for sequences in MICRO_SEQUENCES:
+            for sequences in micro_sequences(ctx):
                 rounds = np.maximum(1, np.ceil(samples * most / sequences - _ROUNDING))
                 part = self.share / rounds
                 tokens = np.maximum(ctx.m.longest, ctx.batch_tokens * part)
@@ -163,7 +163,8 @@ class MixedBatch:
     def _timed(self, ctx: Context, task: Task, busy: Array, rounds: Array, recompute: bool) -> Array:
         trains, fsdp, model = task in TRAINING, ctx.trainer == "fsdp", ctx.model
         floor = [passes(ctx.workload, recompute, task)[0] * model.layers * ctx.kind(k).launch_s for k in self.kinds]
-        slowest = np.maximum(busy, np.array(floor)[:, None]).max(axis=0)
+        launched = np.array([model.layers * ctx.kind(k).train_floor_s * trains for k in self.kinds])[:, None]
+        slowest = np.maximum(busy + launched, np.array(floor)[:, None]).max(axis=0)
         params = stage_params(model, model.layers, first=True, last=task != "critic_training")
         size = float(params * model.dtype_bytes)
         sync: Array = np.zeros(len(self.dp))
@@ -174,7 +175,8 @@ class MixedBatch:
             sync = self._collective_s(size, 2)
         if trains:
             moved = 2 * params * state_bytes_per_param(model) / (self.tp * (self.dp if fsdp else 1))
-            update = np.zeros(len(self.dp)) + moved / min(hbm_rate(ctx, ctx.kind(k)) for k in self.kinds)
+            one = [moved / hbm_rate(ctx, k) + k.train_fixed_s for k in map(ctx.kind, self.kinds)]
+            update = np.max(one, axis=0) if fsdp else np.zeros(len(self.dp)) + max(one)
         out: Array = rounds * slowest + sync + update
         return out
 

@@ -28,6 +28,10 @@ class Capabilities:
     train_max_kinds: int = 2  # kind blocks in the trainer's pipeline
     train_mixed_dp: bool = False  # a trainer of one stage may have DP ranks of two kinds, with shares of its tokens
     trainer: TrainerKind = "replicated"
+    train_row_tokens: int | None = (
+        None  # a packing trainer's most tokens of a micro-batch, with a head in chunks over response
+    )
+    # tokens; None: micro-batches of whole padded samples, logits of all tokens
     weights_full_every: int = 1  # one update in so many carries all weights, the others what has changed; 1: all do
     task_groups: int = 1  # groups of tasks besides generation that may have devices of their own
     colocate: bool = False  # sync modes: replicas may run on devices that train
@@ -35,6 +39,8 @@ class Capabilities:
     def __post_init__(self) -> None:
         if self.weights_full_every < 1:
             raise InvalidInput("weights_full_every must be at least 1", got=self.weights_full_every, expected=">= 1")
+        if self.train_row_tokens is not None and self.train_row_tokens < 1:
+            raise InvalidInput("train_row_tokens must be at least 1", got=self.train_row_tokens, expected=">= 1")
 
     @property
     def trainer_kinds(self) -> int:

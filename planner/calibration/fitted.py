@@ -23,7 +23,7 @@ def curves_with(kind: DeviceKind, calibration: Calibration | None) -> Curves | N
     """
     base = curves_of(kind.name, kind.peak_flops, kind.hbm_bytes_per_s)
     tables = calibration.of(kind.name) if calibration is not None and kind.name not in _NO_GPU else None
-    if tables is None:
+    if tables is None or (base is None and not (tables.gemm or tables.prefill or tables.decode)):
         return base
     if base is None:
         sheet = Sheet(peak_flops=kind.peak_flops, hbm_bytes_per_s=kind.hbm_bytes_per_s)

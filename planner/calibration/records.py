@@ -9,7 +9,7 @@ import math
 from typing import Literal
 
 from planner.errors import InvalidInput
-from planner.record import record
+from planner.record import record, replace
 
 How = Literal["measured", "paced", "simulated"]
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
@@ -132,8 +132,9 @@ class EngineRate:
     tp: int
     running: int  # samples decoded (or prompts prefilled) at once
     context: int  # mean tokens of context while it ran (prefill: tokens of a prompt)
-    tokens_per_s: float
+    tokens_per_s: float  # prefill: of the seconds by which running samples are held up
     pp: int = 1
+    engine: str = "torch"  # "torch", "vllm", or "vllm-eager" without CUDA graphs
 
     def __post_init__(self) -> None:
         _checked(self)
@@ -141,7 +142,9 @@ class EngineRate:
 
 @record
 class TrainerRate:
-    """Tokens a second that the trainer reached, all devices together, optimiser included."""
+    """Tokens a second that the trainer reached, all devices together, optimiser included: samples x sequence_tokens over the
+    seconds of a step. `samples` None: of a batch of unknown size, steps alone. Else of whole turns of a run: gradients, update,
+    a checkpoint's share, the publication and the words with whoever gives the batches."""
 
     model: str
     params: int
@@ -152,9 +155,19 @@ class TrainerRate:
     tokens_per_s: float
     tp: int = 1
     pp: int = 1
+    samples: int | None = None  # of a batch
+    response_tokens: int | None = None  # of each sample's sequence
+    rows: int | None = None  # micro-batches that the batch was cut into
+    attention: str = ""  # kernel that was chosen
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         _checked(self)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a turn; None where the size of its batch is not known."""
+        return None if self.samples is None else self.samples * self.sequence_tokens / self.tokens_per_s
 
 
 @record
@@ -192,6 +205,25 @@ class KindTables:
     def __post_init__(self) -> None:
         if not self.kind:
             raise InvalidInput("tables without a device kind", expected="a name, such as H100")
+
+    def beside(self, older: "KindTables") -> "KindTables":
+        """These tables, with those that are empty here from an older measurement of the same card in the same machine with the
+        same software; its rates stay too, but for models that were measured anew. Of another one nothing is taken."""
+        same = ("how", "device", "host", "driver", "torch")
+        if any(getattr(self.provenance, n) != getattr(older.provenance, n) for n in same):
+            return self
+        kept = {
+            n: getattr(self, n) or getattr(older, n)
+            for n in ("gemm", "prefill", "decode", "collectives", "hbm_copy", "links")
+        }
+        engines = {(r.model, r.engine) for r in self.engine}
+        trained = {r.model for r in self.trainer}
+        return replace(
+            self,
+            **kept,
+            engine=self.engine + tuple(r for r in older.engine if (r.model, r.engine) not in engines),
+            trainer=self.trainer + tuple(r for r in older.trainer if r.model not in trained),
+        )
 
 
 @record

@@ -83,6 +83,9 @@ class Assumptions:
     update_fixed_local_s: float = 0.02
     """The same on paced and CPU devices, which map a file (assumption)."""
 
+    head_chunk_bytes: float = 4294967296.0
+    """Most bytes of logits and their gradient that our trainer holds at once: two chunks of 2 GiB (`runtime/rl/train/room.py`)."""
+
     host_replica_bytes: float = 4.8e8
     """Resident memory of a replica's own process and its warden: 0.47 + 0.012 GB (docs/gpu.md, SmolLM2-135M)."""
 

@@ -10,9 +10,9 @@ from planner.cluster import DeviceKind, Link
 from planner.cost.batch_rates import attention_seconds, train_rates
 from planner.cost.context import Context
 from planner.cost.flops import hbm_rate, head_flops, layer_flops
-from planner.cost.memory import activation_bytes_per_token, state_bytes_per_param
+from planner.cost.memory import activation_bytes_per_token, logits_bytes, state_bytes_per_param
 from planner.cost.parts import PARTS, Array, Block, Bools, Hop, Ints, divided, parts_of
-from planner.cost.training import MICRO_SEQUENCES, passes
+from planner.cost.training import micro_sequences, passes
 from planner.model import ModelSpec
 from planner.plan import Task
 from planner.record import record
@@ -90,7 +90,7 @@ class Batch:
         self.kinds = self._kinds()
         samples = ctx.workload.samples_per_step
         self.steps: list[_Step] = []
-        for sequences in MICRO_SEQUENCES:
+        for sequences in micro_sequences(ctx):
             self.steps.append(self._step(np.maximum(1, -(-samples // (sequences * dp_first)))))
             if (self.steps[-1].rounds == 1).all():
                 break
@@ -226,12 +226,12 @@ class Batch:
         ctx, p, held = self.ctx.of(task), self.parts, step.held
         model = ctx.model
         layer, border = self._activation(task), model.hidden * model.dtype_bytes  # of a token
-        logits = model.vocab * (model.dtype_bytes + 4) / self.tp * p.last
+        logits = p.last / self.tp * (held if ctx.row_tokens is None else 1.0) * logits_bytes(ctx, 1.0, 1)
         if task not in TRAINING:
-            needed = held * (layer + border + (logits if task == "reference" else 0.0))
+            needed = held * (layer + border) + (logits if task == "reference" else 0.0)
         else:
             kept = p.layers * (border * 1.0 if recompute else layer) * step.flight + (layer if recompute else 0.0)
-            needed = held * (kept + (logits if task == "actor_training" else 0.0))
+            needed = held * kept + (logits if task == "actor_training" else 0.0)
             needed = needed + min(ctx.a.bucket_bytes, model.weight_bytes)
         room = self._column(
             [k.memory_bytes * ctx.a.train_memory_share - ctx.a.overhead(k.memory_bytes) for k in self.kinds]
@@ -285,7 +285,7 @@ class Batch:
                 attention_seconds(ctx, self.kinds, self.tp, backward=trains),
             )
             per_layer = layer_flops(model, 1, 0) + np.where(attend_s == 0, attend, 0.0)
-            flops = layer_passes * p.layers * per_layer + p.last * (head_passes * head_flops(model, 1))
+            flops = layer_passes * p.layers * per_layer + p.last * (head_passes * head_flops(model, ctx.head_share))
             hbm = self._column([hbm_rate(ctx, k) for k in self.kinds])
             local = self._links("local")
             over = layer_passes - (1 if trains else 0)
@@ -298,10 +298,11 @@ class Batch:
                 size = self._stage_params(task) * model.dtype_bytes
                 floor = np.maximum(floor, (3 if trains else 1) * self._collective(size, 1))
             skew = self._skew()
+            launched = p.layers * self._column([k.train_floor_s * trains for k in self.kinds])
             self._works[task, recompute] = _Work(
                 flops=flops * skew,
                 moved_s=p.layers * moved * skew,
-                latency_s=p.layers * latency * skew,
+                latency_s=p.layers * latency * skew + launched,
                 floor_s=floor,
                 crossings=layer_passes - (1 if recompute and trains else 0) - (1 if trains else 0),
             )
@@ -320,6 +321,7 @@ class Batch:
                 sync = np.where(p.count > 0, self._collective(params * ctx.model.dtype_bytes, 2), 0.0).max(axis=0)
             hbm = self._column([hbm_rate(ctx, k) for k in self.kinds])
             moved = 2 * params * state_bytes_per_param(ctx.model) / (self.tp * (self.dp if fsdp else 1)) / hbm
+            moved = moved + self._column([k.train_fixed_s for k in self.kinds])
             self._onces[task] = sync, np.where(p.count > 0, moved, 0.0).max(axis=0)
         return self._onces[task]
 

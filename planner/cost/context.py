@@ -24,6 +24,7 @@ class Context:
     a: Assumptions
     rates: Rates
     weights_full_every: int = 1  # `Capabilities.weights_full_every`
+    row_tokens: int | None = None  # `Capabilities.train_row_tokens`
     critic: ModelSpec | None = None  # None: shaped like `model`
     reward: ModelSpec | None = None
 
@@ -40,6 +41,11 @@ class Context:
     def batch_tokens(self) -> float:
         """Mean prompt and response tokens of a step."""
         return self.workload.samples_per_step * self.m.sequence
+
+    @property
+    def head_share(self) -> float:
+        """Share of a batch's tokens whose logits training needs: of a packing trainer the response's, of others all."""
+        return 1.0 if self.row_tokens is None else self.m.response / self.m.sequence
 
 
 def context_of(
@@ -58,6 +64,7 @@ def context_of(
         a=a,
         rates=Rates(calibration or problem.calibration),
         weights_full_every=problem.capabilities.weights_full_every,
+        row_tokens=problem.capabilities.train_row_tokens,
         critic=problem.critic_model,
         reward=problem.reward_model,
     )

@@ -93,7 +93,7 @@ def prefill_s(ctx: Context, shape: ReplicaShape, tokens: float, tokens2: float) 
     rate = compute_rate(ctx, kind, ctx.a.prefill_chunk_tokens, shape.tp)
     hidden = tokens * model.hidden * model.dtype_bytes
     reduce = 2 * model.layers * ring_s(local_link(ctx.cluster, kind), hidden, shape.tp, 2, ctx.a)
-    return flops / (rate * shape.devices) + reduce / shape.pp
+    return (flops / (rate * shape.devices) + reduce / shape.pp) / kind.prefill_efficiency
 
 
 def prefill_felt(ctx: Context, shape: ReplicaShape) -> float:

@@ -135,12 +135,19 @@ def task_working_bytes(
     model = ctx.of(task).model
     layer = activation_bytes_per_token(model, tp) * tokens
     border = model.hidden * model.dtype_bytes * tokens
-    logits = tokens * model.vocab * (model.dtype_bytes + 4) / tp
+    logits = logits_bytes(ctx.of(task), tokens, tp)
     if task not in TRAINING:
         return layer + border + (logits if last and task == "reference" else 0.0)
     kept = (layers * border * in_flight + layer) if recompute else layers * layer * in_flight
     kept += logits if last and task == "actor_training" else 0.0
     return kept + min(ctx.a.bucket_bytes, model.weight_bytes)
+
+
+def logits_bytes(ctx: Context, tokens: float, tp: int) -> float:
+    """Bytes of a micro-batch's logits, in the model's type and in fp32, on one device. A packing trainer makes them a chunk at a
+    time, of the same size whatever the micro-batch."""
+    each = ctx.model.vocab * (ctx.model.dtype_bytes + 4) / tp
+    return tokens * each if ctx.row_tokens is None else min(ctx.a.head_chunk_bytes / tp, ctx.row_tokens * each)
 
 
 def stage_bytes(

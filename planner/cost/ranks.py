@@ -25,7 +25,7 @@ from planner.cost.memory import (
     task_working_bytes,
 )
 from planner.cost.network import Place, Spread, link_between, local_link, ring_s, worst_of
-from planner.cost.training import MICRO_SEQUENCES, StageShape, TrainerCost, head_s, layer_s, passes
+from planner.cost.training import StageShape, TrainerCost, head_s, layer_s, micro_sequences, passes
 from planner.plan import Task
 from planner.record import record
 from planner.workflow import TRAINING, side_tasks
@@ -197,7 +197,7 @@ def _task_cost(ctx: Context, shape: MixedShape, skew: float, task: Task, residen
     best: TrainerCost | None = None
     most = max(r.share for r in shape.ranks)
     for recompute in (False, True) if task in TRAINING else (False,):
-        for sequences in MICRO_SEQUENCES:
+        for sequences in micro_sequences(ctx):
             rounds = rounds_of(ctx.workload.samples_per_step, most, sequences)
             if not _fits(ctx, shape, task, resident, rounds=rounds, recompute=recompute):
                 break
@@ -249,9 +249,11 @@ def _timed(ctx: Context, shape: MixedShape, skew: float, task: Task, *, rounds: 
         one = StageShape(kind=r.kind, dp=1, tp=tp, layers=layers, spread=local)
         busy = layers * layer_s(own, one, share=r.share / rounds, recompute=recompute, task=task)
         busy = (busy + head_s(own, one, share=r.share / rounds, task=task)) * skew
+        busy += layers * kind.train_floor_s if trains else 0.0
         slowest = max(slowest, busy, passes(own.workload, recompute, task)[0] * layers * kind.launch_s)
         if trains:
-            update = max(update, 2 * params * state_bytes_per_param(own.model) / shards / hbm_rate(own, kind))
+            moved = 2 * params * state_bytes_per_param(own.model) / shards
+            update = max(update, moved / hbm_rate(own, kind) + kind.train_fixed_s)
     sync = 0.0
     if ctx.trainer == "fsdp":
         # All-gather for every pass over the layers, and reduce-scatter; prefetched behind compute.

@@ -1,4 +1,19 @@
-"""Training and scoring on a pipeline: FLOPs with recomputation, TP, PP, DP and FSDP communication, bubbles, and what fits."""
+"""Training and scoring on a pipeline: FLOPs with recomputation, TP, PP, DP and FSDP communication, bubbles, and what fits.
+
+A training step of r micro-batches of n tokens each on one device takes
+
+    step = fixed + optimiser's bytes / HBM + r x (layers x (floor + kernels of a layer(n)) + vocabulary(n))
+
+where the *floor* (`DeviceKind.train_floor_s`) is what a layer costs whatever n: the host's work and its launches forward and
+backward, less what the device hides of them; and the *fixed* part (`train_fixed_s`) what a step costs whatever its batch: the
+optimiser's launches, figures, a checkpoint's share, the publication of weights, the words with whoever gives the batches. Both
+are measured (`planner.calibrated`); 0 unmeasured, where launches count by `launch_s` alone, as a lower bound of a pass over a
+layer. Kernels and launches add up, though a device may work off one layer while its host prepares another: of a micro-batch
+whose kernels take about as long as its floor the sum is up to twice too long, and a fit to measured steps halves that.
+
+A packing trainer (`Capabilities.train_row_tokens`) fills micro-batches to that many tokens and no further, without padding,
+and makes logits of response tokens only, a chunk at a time.
+"""
 
 import heapq
 import math
@@ -70,6 +85,14 @@ class _Way:
     task: Task
     rounds: int
     recompute: bool
+
+
+def micro_sequences(ctx: Context) -> tuple[int, ...]:
+    """Samples that a DP rank may take at a time: of a packing trainer as many as a row holds, and fewer where those do not fit."""
+    if ctx.row_tokens is None:
+        return MICRO_SEQUENCES
+    most = max(1, int(ctx.row_tokens / ctx.m.sequence))
+    return (*(n for n in MICRO_SEQUENCES if n < most), most)
 
 
 def split_layers(layers: int, weights: Sequence[float], head_layers: float = 0.0) -> tuple[int, ...] | None:
@@ -149,7 +172,7 @@ def head_s(ctx: Context, stage: StageShape, *, share: float, task: Task = "actor
     _, head_passes = passes(ctx.workload, False, task)
     tokens = ctx.batch_tokens * share / stage.dp
     rate = train_rate(ctx, kind, tokens, stage.tp) * stage.tp
-    return head_passes * head_flops(ctx.model, tokens) / rate
+    return head_passes * head_flops(ctx.model, tokens * ctx.head_share) / rate
 
 
 def crossing_s(ctx: Context, link: Link, *, share: float, task: Task = "actor_training") -> float:
@@ -208,7 +231,7 @@ def _task_cost(
     best: TrainerCost | None = None
     samples, dp_max = ctx.workload.samples_per_step, max(s.dp for s in shape.stages)
     for recompute in (False, True) if task in TRAINING else (False,):
-        for sequences in MICRO_SEQUENCES:
+        for sequences in micro_sequences(ctx):
             rounds = max(1, math.ceil(samples / (sequences * dp_max)))
             way = _Way(task=task, rounds=rounds, recompute=recompute)
             if not _fits(ctx, shape, way, resident):
@@ -253,6 +276,7 @@ def _timed(ctx: Context, shape: TrainerShape, skew: Sequence[float], way: _Way) 
             one_layer_s[like] = layer_s(ctx, stage, share=share, recompute=recompute, task=task)
         busy = stage.layers * one_layer_s[like]
         busy = (busy + (head_s(ctx, stage, share=share, task=task) if last else 0.0)) * skew[i]
+        busy += stage.layers * kind.train_floor_s if trains else 0.0
         busy = max(busy, passes(ctx.workload, recompute, task)[0] * stage.layers * kind.launch_s)
         params = stage_params(ctx.model, stage.layers, first=i == 0, last=last and task != "critic_training")
         size = params * ctx.model.dtype_bytes
@@ -266,7 +290,7 @@ def _timed(ctx: Context, shape: TrainerShape, skew: Sequence[float], way: _Way) 
             sync = max(sync, spread_collective_s(stage.spread, size, dp=stage.dp, tp=stage.tp, passes=2, a=ctx.a))
         if trains:
             moved = 2 * params * state_bytes_per_param(ctx.model) / shards
-            update = max(update, moved / hbm_rate(ctx, kind))
+            update = max(update, moved / hbm_rate(ctx, kind) + kind.train_fixed_s)
         times.append(busy)
     borders = [crossing_s(ctx, link, share=share, task=task) for link in shape.links]
     through = pipeline_time(times, borders, rounds)

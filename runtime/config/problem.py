@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # it costs numpy to import
 DEFAULT_LINK = Link(latency_s=1e-4, bytes_per_s=1.25e10)
 # Assumption where it names none between regions: as far as across a continent or the Atlantic.
 DEFAULT_CROSS_REGION = Link(latency_s=0.03, bytes_per_s=6.25e8)
+ROW_CEILING = 32768  # tokens of a micro-batch on a GPU, as `runtime.rl.train.room` has it (which imports torch)
 HOST_CPU = "host-cpu"  # the kind of a CPU that stands in for a device
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
@@ -104,12 +105,23 @@ def problem_from_config(
         in_force=in_force,
         seed=config.run.seed,
     )
-    if calibration is None:
-        return problem
-    from planner.calibrated import calibrated, kernels_of
+    if calibration is not None:
+        from planner.calibrated import kernels_of
 
-    problem = replace(problem, calibration=kernels_of(calibration))
-    return calibrated(problem, calibration) if planner.capabilities == "runtime" else problem
+        problem = replace(problem, calibration=kernels_of(calibration))
+    if planner.capabilities != "runtime":
+        return problem
+    from planner.calibrated import assumed, calibrated
+
+    engine = engine_name(config)
+    problem = assumed(problem, engine)
+    return problem if calibration is None else calibrated(problem, calibration, engine)
+
+
+def engine_name(config: Config) -> str:
+    """What generates on a GPU, as rates of a calibration name it."""
+    rollout = config.rollout
+    return "vllm-eager" if rollout.engine == "vllm" and rollout.eager else rollout.engine
 
 
 def runtime_capabilities(config: Config, cluster: Cluster) -> Capabilities:
@@ -125,9 +137,19 @@ def runtime_capabilities(config: Config, cluster: Cluster) -> Capabilities:
         train_max_devices=most,
         train_mixed_dp=config.planner.mixed_ranks and most != 1,
         trainer="replicated" if most == 1 else "fsdp",
+        train_row_tokens=_row_tokens(config, cluster),
         # Straight to the engines, and of several ranks, all weights go.
         weights_full_every=config.weights.full_every if config.weights.path == "store" and most == 1 else 1,
     )
+
+
+def _row_tokens(config: Config, cluster: Cluster) -> int | None:
+    """Most tokens of the trainer's micro-batches; on a GPU none is longer than the ceiling. A paced device's clock counts tokens,
+    however they are packed."""
+    if any(k.paced for k in cluster.kinds.values()):
+        return None
+    most = config.algorithm.micro_batch_tokens
+    return most if HOST_CPU in cluster.kinds else min(most, ROW_CEILING)
 
 
 def workload_from_config(config: Config) -> Workload:
@@ -168,7 +190,10 @@ def workload_from_config(config: Config) -> Workload:
         reward_s_per_sample=algorithm.reward_time,
         kv_on_update=algorithm.kv_on_update,
         update_mode=algorithm.update_mode,
-        proximal_forward=algorithm.objective == "decoupled",
+        # Our trainer makes one optimiser step a batch: its proximal policy is the current one, at no cost. What a paced
+        # device declares is of a step with two passes.
+        proximal_forward=algorithm.objective == "decoupled"
+        and (config.planner.capabilities != "runtime" or config.fleet.source == "paced"),
     )
 
 

@@ -1,6 +1,6 @@
 """The cost model beside a run: how long measured work should have taken, and problems with calibration factors in them. Pure."""
 
-from planner.cluster import Cluster
+from planner.cluster import Cluster, DeviceKind
 from planner.cost.decode import ReplicaShape, decode_step_s, prefill_felt, prefill_s
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, local_link
@@ -61,20 +61,29 @@ def corrected(problem: Problem, factors: Factors) -> Problem:
     rest = _rest_share(problem)
     kinds = {
         name: replace(
-            kind,
+            _stretched(kind, _stretch(factor_for(factors, name, "train"), rest)),
             rollout_efficiency=kind.rollout_efficiency * factor_for(factors, name, "rollout"),
-            train_efficiency=kind.train_efficiency * _stretch(factor_for(factors, name, "train"), rest),
         )
         for name, kind in problem.cluster.kinds.items()
     }
     return replace(problem, cluster=replace(problem.cluster, kinds=kinds))
 
 
-def _stretch(factor: float, rest: float) -> float:
-    """By how much the training efficiency must change for a whole step to be `factor` times as fast.
+def _stretched(kind: DeviceKind, stretch: float) -> DeviceKind:
+    """The kind with products, floors and the fixed part of a training step so many times as fast."""
+    return replace(
+        kind,
+        train_efficiency=kind.train_efficiency * stretch,
+        train_floor_s=kind.train_floor_s / stretch,
+        train_fixed_s=kind.train_fixed_s / stretch,
+    )
 
-    The efficiency is of matrix products only: of a step that takes 1, products take 1 - rest and scale with it, the rest
-    (elementwise kernels, the optimiser, launches, communication) does not. From (1 - rest) / e + rest = 1 / factor follows e.
+
+def _stretch(factor: float, rest: float) -> float:
+    """By how much products, floors and the fixed part must be faster for a whole step to be `factor` times as fast.
+
+    Of a step that takes 1 they take 1 - rest, and the rest (elementwise kernels, the optimiser, communication) stays. From
+    (1 - rest) / e + rest = 1 / factor follows e.
     """
     left = 1.0 / factor - rest
     stretch = (1.0 - rest) / left if left > 0 else float("inf")
@@ -82,7 +91,7 @@ def _stretch(factor: float, rest: float) -> float:
 
 
 def _rest_share(problem: Problem) -> float:
-    """Share of a step of the trainer in force that is no matrix product; 0 without a trainer that can be costed."""
+    """Share of a step of the trainer in force that does not scale with those; 0 without a trainer that can be costed."""
     train = None if problem.in_force is None else problem.in_force.train
     if train is None or not train.stages or any(s.kind not in problem.cluster.kinds for s in train.stages):
         return 0.0
@@ -94,9 +103,7 @@ def _rest_share(problem: Problem) -> float:
 
 def _step_s(problem: Problem, train: Placement, stretch: float) -> float | None:
     """Seconds of a step of that trainer; where devices of it are gone, of one laid out alike in one machine."""
-    kinds = {
-        name: replace(k, train_efficiency=k.train_efficiency * stretch) for name, k in problem.cluster.kinds.items()
-    }
+    kinds = {name: _stretched(k, stretch) for name, k in problem.cluster.kinds.items()}
     cluster = replace(problem.cluster, kinds=kinds)
     model = CostModel(replace(problem, cluster=cluster))
     there = all(d in model.places for d in train.devices)

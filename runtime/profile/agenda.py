@@ -4,7 +4,10 @@ from typing import Literal
 
 from planner.record import record
 
-Part = Literal["gemm", "copy", "prefill", "decode", "host_links", "peer", "collectives", "engine", "trainer", "paced"]
+Part = Literal[
+    "gemm", "copy", "prefill", "decode", "host_links", "peer", "collectives", "engine", "trainer", "paced",
+    "run_trainer", "run_engine",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 
@@ -14,6 +17,13 @@ START_S = 0.3
 RANKS_START_S = 8.0  # processes that import torch
 ENGINE_S, QUICK_ENGINE_S = 4.0, 1.5
 PACED_S, QUICK_PACED_S = 12.0, 5.0  # of one kind: three batches, prefill and the trainer, at the pace of the device
+
+# A run's own trainer and engine: seconds of work, and those before it on a GPU (compiling; vLLM with graphs and without) and on
+# a CPU, where three trainers and an engine are made.
+RUN_TRAINER_S, QUICK_RUN_TRAINER_S = 20.0, 8.0
+RUN_ENGINE_S, QUICK_RUN_ENGINE_S = 10.0, 6.0
+COMPILE_S, CPU_START_S = 25.0, 4.0
+ENGINE_START_S = {"torch": 2.0, "vllm": 110.0, "vllm-eager": 80.0}
 
 _GPU_GEMM: tuple[Shape, ...] = tuple(
     (m, n, k)
@@ -56,6 +66,16 @@ class Machine:
 
 
 @record
+class OwnRun:
+    """A run whose own model, engine and trainer are measured."""
+
+    model: str  # for people
+    engine: str  # as rates name it
+    params: float
+    cpu_kind: str = "host-cpu"  # what its configuration calls the CPU
+
+
+@record
 class Order:
     """What is asked for. `paced`: kinds of a configuration's paced fleet, which are measured beside the CPU."""
 
@@ -63,6 +83,7 @@ class Order:
     paced: tuple[str, ...] = ()
     cpu: bool = True  # the CPU's kernels, where there is no card
     only: tuple[Part, ...] = ()  # none: everything
+    run: OwnRun | None = None  # its rates in place of those at reference sizes
 
 
 @record
@@ -87,9 +108,11 @@ def agenda(machine: Machine, order: Order) -> tuple[Item, ...]:
     for i, card in enumerate(machine.cards):
         kinds.setdefault(card.kind, i)
     items += [_paced(kind, order) for kind in order.paced]
+    if order.run is not None and order.cpu:
+        items += _run(order.run, machine, tuple(kinds) or (order.run.cpu_kind,), kinds, order)
     if order.cpu and not machine.cards:
         items += _kernels("host-cpu", 0, order, gpu=False)
-        items += _engine("host-cpu", 0, ("reference-1m", "reference-10m"), order)
+        items += _engine("host-cpu", 0, ("reference-1m", "reference-10m"), order) if order.run is None else []
         items += _collectives("host-cpu", min(4, max(2, machine.cores)), order, gpu=False)
     for kind, index in kinds.items():
         items += _kernels(kind, index, order, gpu=True)
@@ -98,7 +121,7 @@ def agenda(machine: Machine, order: Order) -> tuple[Item, ...]:
         fits = tuple(
             m for m, params in (("reference-0.6b", 6e8), ("reference-1.7b", 1.7e9)) if 18 * params < memory / 2
         )
-        items += _engine(kind, index, fits, order)
+        items += _engine(kind, index, fits, order) if order.run is None else []
         alike = sum(c.kind == kind for c in machine.cards)
         if alike > 1:
             items.append(_peer(kind, index, order))
@@ -180,6 +203,26 @@ def _engine(kind: str, card: int, models: tuple[str, ...], order: Order) -> list
             Item(part="trainer", kind=kind, card=card, model=model, what=f"torch trainer, {model}", seconds=2 * seconds)
         )
     return out  # fmt: skip
+
+
+def _run(run: OwnRun, machine: Machine, names: tuple[str, ...], cards: dict[str, int], order: Order) -> list[Item]:
+    """The run's trainer and engine on each kind; on two cards of a kind each has its own, as in the run."""
+    gpu = bool(machine.cards)
+    before = COMPILE_S if gpu else 3 * CPU_START_S
+    start = ENGINE_START_S[run.engine] if gpu or run.engine != "torch" else CPU_START_S
+    out: list[Item] = []
+    for kind in names:
+        first = cards.get(kind, 0)
+        alike = [i for i, c in enumerate(machine.cards) if c.kind == kind]
+        if 18 * run.params < (machine.cards[first].memory_bytes if gpu else float("inf")):
+            seconds = before + (QUICK_RUN_TRAINER_S if order.quick else RUN_TRAINER_S)
+            what = f"the run's trainer, {run.model}"
+            out.append(Item(part="run_trainer", kind=kind, card=first, model=run.model, what=what, seconds=seconds))
+        seconds = start + (QUICK_RUN_ENGINE_S if order.quick else RUN_ENGINE_S)
+        what = f"the run's engine, {run.engine}, {run.model}"
+        card = (alike or [0])[-1]
+        out.append(Item(part="run_engine", kind=kind, card=card, model=run.model, what=what, seconds=seconds))
+    return out
 
 
 def _paced(kind: str, order: Order) -> Item:

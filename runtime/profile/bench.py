@@ -46,6 +46,9 @@ class Drive:
     prompt_tokens: int
     new_tokens: int
     vocab: int
+    spread: bool = (
+        False  # samples end one by one as in a run: lengths from half of `new_tokens` to half more, begun anywhere
+    )
 
 
 class _Answered:
@@ -89,7 +92,11 @@ class _Supply:
         d, n = self._drive, self._next
         self._next += 1
         prompt = tuple(self._random.randrange(FIRST_TOKEN, d.vocab) for _ in range(d.prompt_tokens))
-        return Lease(sample=SampleId(n, 0), epoch=1, prompt_tokens=prompt, max_new_tokens=d.new_tokens)
+        new = d.new_tokens
+        if d.spread:
+            first, last = (1, new) if n < d.running else (-(-new // 2), new + new // 2)
+            new = self._random.randint(max(1, first), max(1, last))
+        return Lease(sample=SampleId(n, 0), epoch=1, prompt_tokens=prompt, max_new_tokens=new)
 
 
 def decode(
@@ -111,11 +118,12 @@ def decode(
     until = time.monotonic() + LATE_FACTOR * seconds + LATE_S
     warm_s = WARM_SHARE * seconds if pacing is None else 0.0
     begin: EngineStats | None = None
+    first = engine.stats().prefill_tokens  # of drives before this one
     turns: list[Decoded] = []
     while not should_stop() and time.monotonic() < until:
         loop.tick()
         now = loop.level().stats
-        filled = now.prefill_tokens >= drive.running * (drive.prompt_tokens - 1)  # of the first samples
+        filled = now.prefill_tokens - first >= drive.running * (drive.prompt_tokens - 1)  # of the first samples
         if begin is None and now.decode_steps >= 3 and filled and now.busy_s >= warm_s:
             begin = now
         if begin is not None:

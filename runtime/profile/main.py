@@ -18,16 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from planner.calibration import Calibration, encode
+from planner.cluster import Cluster, Device
 from planner.errors import HexError
+from planner.model import load_model_spec
 from runtime.backends.ray.cluster import ADDRESS_VARIABLE
 from runtime.config.calibration import load_calibration
 from runtime.config.load import load_config
+from runtime.config.problem import DEFAULT_LINK, HOST_CPU, engine_name, kind_from_config, problem_from_config
 from runtime.config.schema import Config
 from runtime.errors import DeadlineError, RunError
-from runtime.profile.agenda import Machine, Order, agenda
+from runtime.profile.agenda import Machine, Order, OwnRun, agenda
 from runtime.profile.cluster import GRACE_S, NodeOutcome, profile_cluster
 from runtime.profile.find import this_machine
 from runtime.profile.measure import LIMIT_S, QUICK_LIMIT_S, Progress, measure
+from runtime.profile.scratch import remove_scratch
 from runtime.profile.summary import kind_summary, merged_tables
 
 
@@ -111,15 +115,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _profile(given: argparse.Namespace, stop: Interrupt, tell: Teller) -> Mapping[str, Any]:
     config = load_config(given.config).config if given.config is not None else None
     paced = _paced_kinds(config)
-    order = Order(quick=given.quick, paced=paced, cpu=given.cpu or not paced, only=tuple(given.only))
+    run = None if paced or config is None else _own_run(config)
+    order = Order(quick=given.quick, paced=paced, cpu=given.cpu or not paced, only=tuple(given.only), run=run)
     today = datetime.now(UTC).date().isoformat()
     address = os.environ.get(ADDRESS_VARIABLE)
-    if address and not paced:
+    if address and not paced and run is None:
         outcomes = profile_cluster(
             address, order, today=today, dry_run=given.dry_run, on_progress=tell, should_stop=stop
         )
     else:
-        outcomes = (_here(order, config, today, given.dry_run, stop, tell),)
+        folder = None if given.out is None or given.dry_run else _made(given.out.parent)
+        outcomes = (_here(order, config, today, given.dry_run, stop, tell, folder),)
     measured = tuple(o.measured for o in outcomes if o.measured is not None)
     fresh, notes = merged_tables(measured)
     if given.out is not None and fresh.kinds and not given.dry_run:
@@ -130,7 +136,45 @@ def _profile(given: argparse.Namespace, stop: Interrupt, tell: Teller) -> Mappin
         "nodes": [_node_document(o) for o in outcomes],
         "kinds": [kind_summary(t) for t in fresh.kinds],
         "notes": list(notes),
+        "met": [] if run is None or config is None else _met(config, fresh),
     }
+
+
+def _own_run(config: Config) -> OwnRun | None:
+    """What of a configuration is measured; None for one that is for planning only."""
+    if config.model.source == "shape" or config.fleet.source in ("declared", "simulated"):
+        return None
+    spec = load_model_spec(config.model.path)
+    kinds = [d.kind for d in config.fleet.devices] or [HOST_CPU]
+    return OwnRun(model=spec.name, engine=engine_name(config), params=float(spec.params), cpu_kind=kinds[0])
+
+
+def _met(config: Config, fresh: Calibration) -> list[Mapping[str, Any]]:
+    """The rates of the run's own model beside what a plan says of them, once it counts with the calibration."""
+    from planner.reached import met
+
+    out: list[Mapping[str, Any]] = []
+    link = DEFAULT_LINK
+    for tables in fresh.kinds:
+        device = Device(id="d", kind=tables.kind, node="n")
+        cluster = Cluster(
+            kinds={tables.kind: kind_from_config(config, tables.kind)},
+            devices=(device,),
+            same_kind=link,
+            cross_kind=link,
+        )
+        problem = problem_from_config(config, cluster, load_model_spec(config.model.path), calibration=fresh)
+        found = met(problem, problem.cluster.kinds[tables.kind], tables, engine_name(config))
+        out += [{"kind": tables.kind, **dataclasses.asdict(m)} for m in found]
+    return out
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise RunError("cannot make the folder of the calibration", where=str(folder), got=e.strerror) from e
+    return folder
 
 
 def _paced_kinds(config: Config | None) -> tuple[str, ...]:
@@ -140,14 +184,21 @@ def _paced_kinds(config: Config | None) -> tuple[str, ...]:
 
 
 def _here(  # noqa: PLR0917 - the parts of one call
-    order: Order, config: Config | None, today: str, dry_run: bool, stop: Interrupt, tell: Teller
+    order: Order,
+    config: Config | None,
+    today: str,
+    dry_run: bool,
+    stop: Interrupt,
+    tell: Teller,
+    folder: Path | None,
 ) -> NodeOutcome:
-    machine: Machine = this_machine(gpus=not order.paced)
+    on_cpu = order.paced or (config is not None and config.fleet.source == "cpu")
+    machine: Machine = this_machine(gpus=not on_cpu)
     if dry_run:
         items = tuple(dataclasses.asdict(i) for i in agenda(machine, order))
         return NodeOutcome(node=machine.host, measured=None, items=items)
     limit_s = (QUICK_LIMIT_S if order.quick else LIMIT_S) + GRACE_S
-    watchdog = threading.Timer(limit_s, _give_up, (tell, limit_s))  # a kernel that hangs cannot be interrupted
+    watchdog = threading.Timer(limit_s, _give_up, (tell, limit_s, folder))  # a kernel that hangs cannot be interrupted
     watchdog.daemon = True
     watchdog.start()
     try:
@@ -156,6 +207,7 @@ def _here(  # noqa: PLR0917 - the parts of one call
             order,
             config=config,
             today=today,
+            folder=folder,
             on_progress=lambda p: tell(machine.host, p),
             should_stop=stop,
         )
@@ -164,9 +216,11 @@ def _here(  # noqa: PLR0917 - the parts of one call
     return NodeOutcome(node=machine.host, measured=done)
 
 
-def _give_up(tell: Teller, limit_s: float) -> None:
+def _give_up(tell: Teller, limit_s: float, folder: Path | None) -> None:
     """End a profile that does not."""
     tell.done()
+    if folder is not None:
+        remove_scratch(folder)
     sys.stderr.write(f"error: not done within {limit_s:.0f} s; last: {tell.last}\n")
     sys.stderr.flush()
     os._exit(DeadlineError.exit_code)
@@ -186,12 +240,13 @@ def _node_document(o: NodeOutcome) -> Mapping[str, Any]:
 
 
 def _write(path: Path, fresh: Calibration) -> None:
-    """The file with the fresh kinds in it, whole or not at all; RunError when it cannot be."""
+    """The file with the fresh kinds in it, beside what they lack and it has; whole or not at all. RunError when it cannot be."""
     kept = load_calibration(path) if path.exists() else Calibration()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-        temporary.write_text(encode(kept.merged(fresh)))
+        added = tuple(t if (old := kept.of(t.kind)) is None else t.beside(old) for t in fresh.kinds)
+        temporary.write_text(encode(kept.merged(Calibration(kinds=added))))
         temporary.replace(path)
     except OSError as e:
         raise RunError("cannot write the calibration", where=str(path), got=e.strerror) from e

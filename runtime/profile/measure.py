@@ -1,18 +1,33 @@
 """Measures one machine: its agenda item by item, with progress. An item that fails is named and left out."""
 
+import contextlib
 import os
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from planner.calibration import KindTables, Provenance
 from planner.errors import HexError
 from planner.record import record
 from runtime.config.schema import Config
-from runtime.profile.agenda import POINT_S, QUICK_POINT_S, Item, Machine, Order, agenda
+from runtime.profile.agenda import (
+    POINT_S,
+    QUICK_POINT_S,
+    QUICK_RUN_ENGINE_S,
+    QUICK_RUN_TRAINER_S,
+    RUN_ENGINE_S,
+    RUN_TRAINER_S,
+    Item,
+    Machine,
+    Order,
+    agenda,
+)
 
 LIMIT_S = 170.0  # what is not begun by then is left out: a node takes less than three minutes
 QUICK_LIMIT_S = 60.0
+OVER_S = 15.0  # an item that would take longer beyond the limit is not begun
 
 
 @record
@@ -41,10 +56,12 @@ def measure(
     *,
     config: Config | None,
     today: str,
+    folder: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Measured:
-    """Work through the machine's agenda. `today`: ISO date for the tables. KeyboardInterrupt when told to stop."""
+    """Work through the machine's agenda. `today`: ISO date for the tables; `folder`: on the disk that a run writes to, by default
+    the one for temporary files. KeyboardInterrupt when told to stop."""
     items = agenda(machine, order)
     if machine.cards:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(c.uuid for c in machine.cards)  # before torch is imported
@@ -56,11 +73,15 @@ def measure(
         on_progress(Progress(done=i, of=len(items), what=f"{item.what} ({item.kind})", left_s=left_s))
         if should_stop():
             raise KeyboardInterrupt
-        if time.monotonic() - began > limit_s:
-            notes.append(f"left out for want of time: {item.what} ({item.kind})")
+        spent_s = time.monotonic() - began
+        if spent_s > limit_s or spent_s + item.seconds > limit_s + OVER_S:
+            hint = (
+                f", about {item.seconds:.0f} s; it fits without --quick" if order.quick and spent_s <= limit_s else ""
+            )
+            notes.append(f"left out for want of time: {item.what} ({item.kind}){hint}")
             continue
         try:
-            points = _measured(item, machine, order, config, should_stop)
+            points = _measured(item, machine, order, config, should_stop, folder or Path(tempfile.gettempdir()))
         except (HexError, RuntimeError, OSError) as e:
             text = str(e).strip().splitlines()
             notes.append(f"left out: {item.what} ({item.kind}): {text[0] if text else type(e).__name__}")
@@ -75,8 +96,8 @@ def measure(
     return Measured(host=machine.host, tables=tables_, notes=tuple(notes), seconds=time.monotonic() - began)
 
 
-def _measured(
-    item: Item, machine: Machine, order: Order, config: Config | None, should_stop: Callable[[], bool]
+def _measured(  # noqa: PLR0917 - the parts of one item
+    item: Item, machine: Machine, order: Order, config: Config | None, should_stop: Callable[[], bool], folder: Path
 ) -> dict[str, tuple[Any, ...]]:
     """Points of one item by table."""
     budget_s = (QUICK_POINT_S if order.quick else POINT_S) * 0.7  # the rest is for making operands
@@ -94,6 +115,10 @@ def _measured(
     # A run presents a CPU as two devices that share its cores, and gives a paced device one.
     torch.set_num_threads(1 if item.part == "paced" else max(1, machine.cores // 2))
     device = torch.device(f"cuda:{item.card}" if machine.cards else "cpu")
+    if item.part in ("run_trainer", "run_engine"):
+        assert config is not None, "a run comes from a configuration"
+        card = machine.cards[item.card].uuid if machine.cards else ""
+        return _run_rates(item, device, order, config, should_stop, folder, card)
     if item.part in ("engine", "trainer", "paced"):
         return _rates(item, device, order, config, should_stop)
     from runtime.profile import kernels
@@ -133,6 +158,44 @@ def _rates(
         return {"engine": engine, "trainer": trainer}
     finally:
         _release(device)
+
+
+def _run_rates(  # noqa: PLR0917 - the parts of one item
+    item: Item,
+    device: Any,
+    order: Order,
+    config: Config,
+    should_stop: Callable[[], bool],
+    folder: Path,
+    card: str,
+) -> dict[str, tuple[Any, ...]]:
+    import torch
+
+    from runtime.profile import own
+    from runtime.profile.beside import at_work
+
+    how: dict[str, Any] = {"quick": order.quick, "stop": should_stop, "folder": folder}
+    torch.set_num_threads(own.threads_of(item.part, device))
+    if card:
+        torch.cuda.set_device(device)  # a run's process sees one card
+    other = {"run_trainer": "engine", "run_engine": "trainer"}[item.part]
+    try:
+        with contextlib.nullcontext() if card else at_work(other, config, folder):
+            return _run_part(item, device, order, config, how, card)
+    finally:
+        _release(device)
+
+
+def _run_part(  # noqa: PLR0917 - the parts of one item
+    item: Item, device: Any, order: Order, config: Config, how: dict[str, Any], card: str
+) -> dict[str, tuple[Any, ...]]:
+    from runtime.profile import own
+
+    if item.part == "run_trainer":
+        seconds = QUICK_RUN_TRAINER_S if order.quick else RUN_TRAINER_S
+        return {"trainer": own.run_trainer_rates(config, device, seconds=seconds, **how)}
+    seconds = QUICK_RUN_ENGINE_S if order.quick else RUN_ENGINE_S
+    return {"engine": own.run_engine_rates(config, device, seconds=seconds, card=card, **how)}
 
 
 def _release(device: Any) -> None:

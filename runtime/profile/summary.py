@@ -59,5 +59,17 @@ def kind_summary(t: KindTables) -> Mapping[str, Any]:
         "engine": [
             {"phase": e.phase, "model": e.model, "running": e.running, "tokens_per_s": e.tokens_per_s} for e in t.engine
         ],
-        "trainer": [{"model": r.model, "tokens_per_s": r.tokens_per_s} for r in t.trainer],
+        "trainer": [
+            {
+                "model": r.model,
+                "tokens_per_s": r.tokens_per_s,
+                "samples": r.samples,
+                "rows": r.rows,
+                "step_s": r.step_s,
+                "recompute": r.recompute,
+                "attention": r.attention,
+                "compiled": r.compiled,
+            }
+            for r in t.trainer
+        ],
     }

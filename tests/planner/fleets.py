@@ -22,12 +22,13 @@ SLOW = Link(latency_s=1e-4, bytes_per_s=1.5e9)
 
 def kind(
     name: str, *, tflops: float = 300.0, hbm: float = 2e12, memory: float = 80e9, link: float = 2e11,
-    usd: float | None = None, paced: bool = False, launch_s: float = 2e-5,
+    usd: float | None = None, paced: bool = False, launch_s: float = 2e-5, train_floor_s: float = 0.0,
+    train_fixed_s: float = 0.0,
 ) -> DeviceKind:  # fmt: skip
     """A device kind with round figures."""
     return DeviceKind(
         name=name, peak_flops=tflops * 1e12, hbm_bytes_per_s=hbm, memory_bytes=memory, link_bytes_per_s=link,
-        price_usd_per_h=usd, paced=paced, launch_s=launch_s,
+        price_usd_per_h=usd, paced=paced, launch_s=launch_s, train_floor_s=train_floor_s, train_fixed_s=train_fixed_s,
     )  # fmt: skip
 
 
@@ -75,6 +76,8 @@ def kinds(draw: st.DrawFn, name: str) -> DeviceKind:
         memory=draw(st.sampled_from([12e9, 24e9, 80e9])),
         link=draw(st.sampled_from([2e10, 2e11])),
         usd=draw(st.sampled_from([0.5, 1.85, 5.28])),
+        train_floor_s=draw(st.sampled_from([0.0, 0.0, 1e-3, 0.05])),
+        train_fixed_s=draw(st.sampled_from([0.0, 0.0, 0.1])),
     )
 
 
@@ -122,6 +125,9 @@ def problems(
         workload=draw(workloads()),
         capabilities=Capabilities.single_device_roles()
         if single
-        else Capabilities(trainer=draw(st.sampled_from(["replicated", "fsdp"]))),
+        else Capabilities(
+            trainer=draw(st.sampled_from(["replicated", "fsdp"])),
+            train_row_tokens=draw(st.sampled_from([None, None, 2048, 32768])),
+        ),
         overrides=tuple(said),
     )

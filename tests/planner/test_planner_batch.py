@@ -37,7 +37,9 @@ def workflows(draw: st.DrawFn) -> Workload:
 def larger(draw: st.DrawFn) -> Problem:
     p = draw(problems(least=2, most=16))
     caps = Capabilities(
-        trainer=draw(st.sampled_from(["replicated", "fsdp"])), task_groups=draw(st.sampled_from([1, 2]))
+        trainer=draw(st.sampled_from(["replicated", "fsdp"])),
+        task_groups=draw(st.sampled_from([1, 2])),
+        train_row_tokens=p.capabilities.train_row_tokens,
     )
     model = replace(p.model, layers=draw(st.sampled_from([2, 3, 24])), tied=draw(st.booleans()))
     return replace(p, workload=draw(workflows()), capabilities=caps, model=model)

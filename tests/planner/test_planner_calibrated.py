@@ -153,7 +153,17 @@ def two_h200(calibration: Calibration | None) -> Problem:
     config = load_config(CONFIGS / "local.toml").config
     devices = tuple(Device(id=f"g{i}", kind="H200", node="n0", index=i) for i in range(2))
     cluster = replace(cluster_from_config(config), devices=devices, kinds={"H200": CATALOGUE["H200"]})
-    return problem_from_config(config, cluster, load_model_spec(Path(config.model.path)), calibration=calibration)
+    problem = problem_from_config(config, cluster, load_model_spec(Path(config.model.path)), calibration=calibration)
+    return problem if calibration is not None else bare(problem)
+
+
+def bare(problem: Problem) -> Problem:
+    """The problem without the floors that are assumed of cards nobody measured."""
+    kinds = {
+        n: replace(k, decode_floor_s=0.0, train_floor_s=0.0, train_fixed_s=0.0)
+        for n, k in problem.cluster.kinds.items()
+    }
+    return replace(problem, cluster=replace(problem.cluster, kinds=kinds))
 
 
 def at(problem: Problem, name: str, context: int) -> CostModel:

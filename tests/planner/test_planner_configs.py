@@ -12,9 +12,10 @@ from planner.errors import UnknownName
 from planner.model import load_model_spec
 from planner.override import Override
 from planner.record import replace
-from runtime.config.problem import cluster_from_config, problem_from_config
+from runtime.config.problem import ROW_CEILING, cluster_from_config, problem_from_config
 from runtime.config.schema import Config
 from runtime.errors import ConfigError
+from runtime.rl.train import room
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -117,8 +118,11 @@ def test_everything_reaches_the_problem() -> None:
     p = problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path), overrides=said)
     assert (p.workload.mode, p.workload.eta, p.workload.samples_per_step) == ("sync", 0, 15)
     assert (p.workload.proximal_forward, p.workload.response.max_tokens) == (False, 64)
-    ranks = replace(Capabilities.single_device_roles(), train_max_devices=None, trainer="fsdp")
+    ranks = replace(
+        Capabilities.single_device_roles(), train_max_devices=None, trainer="fsdp", train_row_tokens=ROW_CEILING
+    )
     assert p.capabilities == replace(ranks, rollout_max_running=7)
+    assert room.ROW_CEILING == ROW_CEILING, "written twice, as one of them is beside an import of torch"
     assert (p.objective, p.floor_tokens_per_s, p.seed) == ("throughput_per_dollar", 9, 11)
     assert p.model.dtype_bytes == 4
     assert p.overrides == said

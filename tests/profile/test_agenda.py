@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.profile.agenda import Card, Machine, Order, agenda, expected_s
+from planner.record import replace
+from runtime.profile.agenda import Card, Machine, Order, OwnRun, agenda, expected_s
 from runtime.profile.measure import LIMIT_S, QUICK_LIMIT_S
 
 
@@ -45,6 +46,32 @@ def test_a_cpu_is_measured_only_without_cards_and_paced_kinds_beside_it() -> Non
     both = agenda(MACHINES["cpu"], Order(paced=("fast",)))
     assert {i.kind for i in both} == {"fast", "host-cpu"}
     assert {i.kind for i in agenda(MACHINES["cpu"], Order(paced=("fast",), cpu=False))} == {"fast"}
+
+
+OWN = OwnRun(model="smollm2-135m", engine="vllm-eager", params=1.35e8)
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm", "vllm-eager"])
+def test_a_run_comes_first_and_takes_the_place_of_the_reference_models(engine: str) -> None:
+    two = Machine(host="h", cards=cards("H200", "H200"), cores=16)
+    items = agenda(two, Order(run=replace(OWN, engine=engine)))
+    assert [i.part for i in items[:2]] == ["run_trainer", "run_engine"]
+    assert [i.card for i in items[:2]] == [0, 1], "each role has a card of its own"
+    assert not {i.part for i in items} & {"engine", "trainer"}
+    # Trainer and engine come up within the limit of a node; what follows is left out where time runs out.
+    assert expected_s(items[:2]) < LIMIT_S
+    assert {i.card for i in agenda(MACHINES["one"], Order(run=OWN)) if i.part.startswith("run_")} == {0}
+
+
+def test_a_run_on_a_cpu_is_measured_as_the_kind_that_its_configuration_names() -> None:
+    items = agenda(MACHINES["cpu"], Order(quick=True, run=replace(OWN, engine="torch", cpu_kind="cpu")))
+    assert {i.kind for i in items if i.part.startswith("run_")} == {"cpu"}
+    assert expected_s(items) < QUICK_LIMIT_S
+
+
+def test_a_model_whose_optimiser_does_not_fit_is_not_trained() -> None:
+    items = agenda(MACHINES["one"], Order(run=replace(OWN, params=8e9)))
+    assert [i.part for i in items if i.part.startswith("run_")] == ["run_engine"]
 
 
 @given(st.sets(st.sampled_from(["gemm", "copy", "decode", "collectives", "engine"])))

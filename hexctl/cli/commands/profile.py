@@ -22,7 +22,8 @@ _SAID = (2, 3, 4, 5, 6, 130)  # exit codes with which the child has told what an
 @click.command(
     help=COMMANDS["profile"][1]
     + "\n\nGPUs that are free are measured; without any the CPU, and the paced devices of CONFIG (a file or the name of "
-    "a shipped one; default: local). With HEXCTL_RAY_ADDRESS set every node of that Ray cluster is measured. Less than "
+    "a shipped one; default: local). With a CONFIG of GPUs or CPUs the model, engine and trainer of its run are measured on this "
+    "machine, so that plans predict its steps. With HEXCTL_RAY_ADDRESS set every node of that Ray cluster is measured. Less than "
     "three minutes a node; Ctrl-C writes nothing."
 )
 @click.argument("config", metavar="[CONFIG]", required=False)

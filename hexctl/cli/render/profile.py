@@ -45,11 +45,16 @@ def _kind_lines(document: Mapping[str, Any]) -> list[str]:
         for e in k["engine"]
     ]
     rates += [
-        (k["kind"], r["model"], "training", number(r["tokens_per_s"])) for k in document["kinds"] for r in k["trainer"]
+        (k["kind"], r["model"], _training(r), number(r["tokens_per_s"]))
+        for k in document["kinds"]
+        for r in k["trainer"]
     ]
     lines = [table(headers, rows, right=(2, 3, 4, 5, 6))]
     if rates:
         lines += ["", table(("KIND", "MODEL", "WORK", "TOKENS/S"), rates, right=(3,))]
+    if document.get("met"):
+        heads = ("KIND", "OF THE RUN", "MEASURED", "PREDICTED", "OFF")
+        lines += ["", table(heads, [_met(m) for m in document["met"]], right=(2, 3, 4))]
     links = [
         (k["kind"], path.replace("_", " "), _rate(v))
         for k in document["kinds"]
@@ -59,6 +64,21 @@ def _kind_lines(document: Mapping[str, Any]) -> list[str]:
         lines += ["", table(("KIND", "LINK", "BYTES/S"), links, right=(2,))]
     took = [n["seconds"] for n in document["nodes"] if n["seconds"] is not None]
     return [*lines, "", f"measured in {duration(max(took))}" if took else ""]
+
+
+def _met(m: Mapping[str, Any]) -> tuple[str, ...]:
+    """A rate beside what a plan will say of it."""
+    measured, predicted = m["measured_tokens_per_s"], m["predicted_tokens_per_s"]
+    return m["kind"], m["what"], number(measured), number(predicted), f"{predicted / measured - 1:+.1%}"
+
+
+def _training(rate: Mapping[str, Any]) -> str:
+    """What was trained, and how, as far as it is known."""
+    if rate.get("samples") is None:
+        return "training"
+    how = [rate["attention"], "compiled"] if rate["compiled"] else [rate["attention"]]
+    how += ["layers computed again"] if rate["recompute"] else []
+    return f"{rate['samples']} samples in {rate['rows']} rows, {rate['step_s']:.3g} s ({', '.join(how)})"
 
 
 def _flops(value: float | None) -> str:

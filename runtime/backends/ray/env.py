@@ -67,5 +67,7 @@ def head_env(base: Mapping[str, str], *, token: Path, home: Path) -> dict[str, s
         "RAY_task_events_report_interval_ms": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "OMP_NUM_THREADS": base.get("OMP_NUM_THREADS", "1"),
+        # Threads that wait give their core to the other processes of a CPU's devices: spinning, a step takes several times as long.
+        "OMP_WAIT_POLICY": base.get("OMP_WAIT_POLICY", "PASSIVE"),
     }
     return env

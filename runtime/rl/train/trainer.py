@@ -112,6 +112,11 @@ class TorchTrainer:
         """Parameters, a tied one once."""
         return sum(p.numel() for p in self._params.values())
 
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What was chosen for the device: kernels, compiling, what fits."""
+        return self._gradients.facts
+
     def master_parameters(self) -> Mapping[str, Tensor]:
         """The parameters in master precision, by name. Not copies; with a gang sharded."""
         return {name: p.detach() for name, p in self._masters.items()}

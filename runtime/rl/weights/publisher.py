@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,10 +20,21 @@ from runtime.rl.types import ChannelOffer, WeightsRef
 from runtime.rl.weights.channel import Transfer
 from runtime.rl.weights.generation import GenerationWriter, generation_folder
 from runtime.rl.weights.layout import Layout, fingerprint_of, lay_out, pieces
-from runtime.rl.weights.sender import WeightsSender, WeightsSource
+from runtime.rl.weights.sender import WeightsSource
 
 STORE_S = 900.0  # for the last generation to be on disk when the trainer ends
 _log = logging.getLogger(__name__)
+
+
+class Sends(Protocol):
+    """What a publisher needs of `WeightsSender`."""
+
+    @property
+    def offer(self) -> ChannelOffer: ...
+
+    def transfer(self, source: WeightsSource) -> Transfer | None: ...
+
+    def close(self) -> None: ...
 
 
 @record
@@ -46,7 +58,7 @@ class _Copy:
 class DirectPublisher:
     """Used by the trainer's loop, in one thread; it writes in another."""
 
-    def __init__(self, root: Path, sender: WeightsSender, *, bucket_bytes: int, full_every: int = 1) -> None:
+    def __init__(self, root: Path, sender: Sends, *, bucket_bytes: int, full_every: int = 1) -> None:
         """`root`: where generations are; every `full_every`-th is written whole."""
         self._store = GenerationWriter(root, full_every=full_every)
         self._root, self._sender, self._bucket_bytes = root, sender, bucket_bytes

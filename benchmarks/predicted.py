@@ -1,0 +1,179 @@
+"""Predicted beside measured: the step of a run as the plan had it before its first step, and as it was.
+
+    python -m benchmarks.predicted runs/smollm2-gsm8k-gpus-2-1a2b                          # of a run that is there
+    python -m benchmarks.predicted configs/smollm2-gsm8k-gpus-2.toml --steps 40 --calibration runs/calibration.json
+
+With a configuration a run of `--steps` is made through `hexctl daemon` first, in a folder below `--root`. A step is the mean time
+between two applied ones after the first `--skip`, checkpoints in it; the trainer's turn is gradients to publication. As the run's
+samples are seldom as long as the configuration says, the prediction is also told at the lengths that the run had.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from planner.cluster import Cluster, Device
+from planner.cost.model import CostModel
+from planner.model import load_model_spec
+from planner.plan import Plan, Prediction
+from planner.record import record
+from runtime.config.calibration import NAME, load_calibration
+from runtime.config.load import load_config
+from runtime.config.problem import DEFAULT_LINK, kind_from_config, problem_from_config
+from runtime.config.schema import Config
+from runtime.core.event import CalibrationChanged, PlanAdopted
+from runtime.runs import list_runs
+from runtime.store.events import open_store
+
+SKIP = 5  # steps that compile, fill caches and queues
+
+
+@record
+class Compared:
+    """One run; seconds a step."""
+
+    planned: Prediction  # at the configuration's lengths
+    at_lengths: Prediction | None  # at those of the run; None: the plan cannot be costed there
+    step_s: float
+    step_median_s: float
+    turn_s: float  # of the trainer
+    response_mean: float
+    prompt_mean: float
+    generated_tokens_per_s: float
+    trainer_waits: float  # share of the time
+    steps: int
+    factors: Mapping[str, float]  # that the run found, by "kind role"
+
+
+def compared(folder: Path, skip: int = SKIP) -> Compared:
+    """What a run's folder says. SystemExit when it has too few steps or no plan."""
+    config = load_config(folder / "config.toml").config
+    store = open_store(folder / "events.db")
+    try:
+        events = [s.event for s in store.read()]
+    finally:
+        store.close()
+    plans = [e.solved for e in events if isinstance(e, PlanAdopted)]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][skip:]
+    if not plans or len(rows) < 3:
+        raise SystemExit(f"{folder}: {len(plans)} plans and {len(rows)} steps after the first {skip}: too few")
+    between = [b["time_unix_s"] - a["time_unix_s"] for a, b in itertools.pairwise(rows)]
+    response = statistics.fmean(r["response_tokens_mean"] for r in rows)
+    prompt = statistics.fmean(r["batch_tokens"] / r["samples"] for r in rows) - response
+    changed = [e for e in events if isinstance(e, CalibrationChanged)]
+    return Compared(
+        planned=plans[0].prediction,
+        at_lengths=_again(config, plans[0].plan, folder, prompt, response),
+        step_s=statistics.fmean(between),
+        step_median_s=statistics.median(between),
+        turn_s=statistics.fmean(r["cycle_s"] + r["publish_s"] for r in rows),
+        response_mean=response,
+        prompt_mean=prompt,
+        generated_tokens_per_s=statistics.fmean(r["generated_tokens_per_s"] for r in rows),
+        trainer_waits=statistics.fmean(r["trainer_wait_share"] for r in rows),
+        steps=len(rows),
+        factors={f"{e.kind} {e.role}": e.factor for e in changed},
+    )
+
+
+def _again(config: Config, plan: Plan, folder: Path, prompt: float, response: float) -> Prediction | None:
+    """The plan's prediction at other lengths, on devices of one machine."""
+    file = folder / NAME
+    lengths = config.lengths.model_copy(
+        update={
+            "prompt_mean": min(prompt, config.lengths.prompt_max),
+            "response_mean": min(response, config.lengths.response_max or config.sampling.max_new_tokens),
+        }
+    )
+    kinds = {p.kind: kind_from_config(config, p.kind) for p in plan.placements}
+    cluster = Cluster(
+        kinds=kinds,
+        devices=tuple(Device(id=d, kind=p.kind, node="n0") for p in plan.placements for d in p.devices),
+        same_kind=DEFAULT_LINK,
+        cross_kind=DEFAULT_LINK,
+    )
+    problem = problem_from_config(
+        config.model_copy(update={"lengths": lengths}),
+        cluster,
+        load_model_spec(config.model.path),
+        calibration=load_calibration(file) if file.exists() else None,
+    )
+    scored = CostModel(problem).evaluate(plan)
+    return None if scored is None else scored.prediction
+
+
+def table(found: Compared) -> str:
+    """Predicted and measured, one line a figure; off is predicted over measured, less one."""
+    at = found.at_lengths
+
+    def line(name: str, planned: float | None, there: float | None, measured: float | None) -> str:
+        cells = [f"{x:10.4g}" if x is not None else f"{'-':>10}" for x in (planned, there, measured)]
+        best = there if there is not None else planned
+        off = f"{best / measured - 1:+8.1%}" if best is not None and measured else f"{'-':>8}"
+        return f"{name:26} {' '.join(cells)} {off}"
+
+    heads = f"{'':26} {'planned':>10} {'at lengths':>10} {'measured':>10} {'off':>8}"
+    return "\n".join(
+        [
+            heads,
+            line("step, s", found.planned.step_s, at and at.step_s, found.step_s),
+            line("step, median, s", found.planned.step_s, at and at.step_s, found.step_median_s),
+            line("trainer's turn, s", found.planned.train_s, at and at.train_s, found.turn_s),
+            line("rollout alone, s", found.planned.rollout_s, at and at.rollout_s, None),
+            f"lengths of the run: prompt {found.prompt_mean:.1f}, response {found.response_mean:.1f} tokens; {found.steps} steps; "
+            f"{found.generated_tokens_per_s:,.0f} tokens/s generated; the trainer waits {found.trainer_waits:.0%} of the time",
+            "factors found by the run: " + (", ".join(f"{k} {v:.2f}" for k, v in found.factors.items()) or "none"),
+        ]
+    )
+
+
+def run_of(config: Path, steps: int, root: Path, calibration: Path | None, changed: Sequence[str]) -> Path:
+    """Make a run through the daemon; its folder."""
+    from tests.live import LiveRun
+
+    run = LiveRun(root)
+    run.root.mkdir(parents=True, exist_ok=True)
+    if calibration is not None:
+        shutil.copyfile(calibration, run.root / NAME)
+    settings = [part for value in changed for part in ("--set", value)]
+    try:
+        run.start(config.resolve(), "--steps", steps, *settings)
+        code = run.end(300 + 60.0 * steps)
+    finally:
+        run.close()
+    if code:
+        raise SystemExit(f"the run ended with {code}:\n{run.log.read_text()[-3000:]}")
+    return Path(list_runs(run.root)[-1].folder)
+
+
+def main() -> int:
+    """Compare, after a run where a configuration is given."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.predicted", description=__doc__)
+    parser.add_argument("what", type=Path, help="folder of a run, or a configuration")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--skip", type=int, default=SKIP, help="steps that do not count")
+    parser.add_argument("--calibration", type=Path, help="file of hexctl profile; default: none")
+    parser.add_argument("--root", type=Path, help="where the run is made; default: a folder that goes afterwards")
+    parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE for hexctl daemon")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hexctl-predicted-") as made:
+        folder = given.what
+        if not folder.is_dir():
+            folder = run_of(given.what, given.steps, given.root or Path(made), given.calibration, given.set)
+        found = compared(folder, given.skip)
+    print(table(found))
+    if given.json is not None:
+        given.json.write_text(json.dumps(dataclasses.asdict(found), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""What a trainer's whole turns take against a flow that always has a batch: gradients, update, checkpoint, publication."""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planner.record import record
+from runtime.errors import RunError
+from runtime.rl.train.loop import TrainerLoop, TrainerWork
+from runtime.rl.types import Applied, ChannelOffer, NextBatch, TrainBatch, TrainerHello, TrainerWelcome, WeightsRef
+from runtime.rl.weights.channel import Transfer
+from runtime.rl.weights.layout import checksum, filled, fingerprint, lay_out
+from runtime.rl.weights.publisher import DirectPublisher
+from runtime.rl.weights.sender import BUFFERS, WeightsSource
+
+WARM_TURNS = 3  # compiling, the optimiser's state, the second shape of a row
+LEAST_TURNS = 3
+LATE_S = 20.0  # beyond its seconds a bench is given up
+
+
+@record
+class Turns:
+    """Means over the turns after the first ones."""
+
+    turn_s: float  # without checkpoints
+    checkpoint_s: float  # of one; 0: none was made
+    rows: float
+    turns: int
+
+
+class Loopback:
+    """Stands where the sender to engines does in a machine without any: packs and sums every bucket, sends it nowhere."""
+
+    def __init__(self, device: torch.device, bucket_bytes: int) -> None:
+        self._device, self._bucket_bytes = device, bucket_bytes
+        self._buffers: list[torch.Tensor] = []
+
+    @property
+    def offer(self) -> ChannelOffer:
+        """Nobody ever takes it."""
+        return ChannelOffer(host="127.0.0.1", port=1, token="", trainer_epoch=1)
+
+    @torch.no_grad()
+    def transfer(self, source: WeightsSource) -> Transfer:
+        """As far as this end of a transfer goes."""
+        began = time.monotonic()
+        layout = lay_out(source.weight_specs(), self._bucket_bytes)
+        size = min(layout.bucket_bytes, layout.total)
+        if not self._buffers:
+            self._buffers = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(BUFFERS)]
+        sums = [checksum(data) for _, data in filled(layout, source.full_weights(), self._buffers)]
+        found: list[list[int]] = torch.stack(sums).tolist()
+        return Transfer(
+            lineage=source.lineage,
+            version=source.version,
+            digest=fingerprint(layout, found, lineage=source.lineage, version=source.version),
+            bytes=layout.total,
+            members=0,
+            rebuilt=False,
+            prepare_s=0.0,
+            transfer_s=time.monotonic() - began,
+        )
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Batches:
+    """A flow that always has a batch, until it is told to stop; keeps when each turn ended and what it said of itself."""
+
+    def __init__(self, make: Callable[[int], TrainBatch]) -> None:
+        self._make, self._step = make, 0
+        self.stop = threading.Event()
+        self.asked: list[float] = []  # when each batch was handed out, and once more at the end
+        self.figures: list[dict[str, float]] = []
+
+    def hello(self, hello: TrainerHello) -> TrainerWelcome:
+        return TrainerWelcome(load_step=None, lineage=0, published=None)
+
+    def next_batch(self, trainer: str, epoch: int) -> NextBatch:
+        ended = time.perf_counter()
+        if self.asked:
+            self.figures[-1]["turn_s"] = ended - self.asked[-1]
+        if self.stop.is_set():
+            return NextBatch(order="stop")
+        batch = self._make(self._step)
+        self.asked.append(time.perf_counter())
+        return NextBatch(order="train", batch=batch)
+
+    def applied(self, applied: Applied) -> None:
+        self._step = applied.step + 1
+        self.figures.append({k: float(v) for k, v in applied.metrics.items()})
+
+    def published(self, ref: WeightsRef, epoch: int, stored: bool = True) -> None:
+        return None
+
+
+class _Saving:
+    """A trainer that writes no checkpoint while `saves` is off: when none are asked for, and at the end of a bench."""
+
+    def __init__(self, trainer: TrainerWork, *, saves: bool) -> None:
+        self._trainer, self.saves = trainer, saves
+
+    def save_checkpoint(self, ids_hash: str) -> str:
+        return self._trainer.save_checkpoint(ids_hash) if self.saves else ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+
+def turns(
+    trainer: TrainerWork,
+    make: Callable[[int], TrainBatch],
+    *,
+    seconds: float,
+    weights: Path,
+    checkpoint_every: int | None,
+    direct: DirectPublisher | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Turns:
+    """Run a fresh trainer for about `seconds` of turns after the first ones; without checkpoints where `checkpoint_every` is None.
+    RunError when too few were made in time."""
+    flow, every = _Batches(make), checkpoint_every or 1
+    saving = _Saving(trainer, saves=checkpoint_every is not None)
+    work: Any = saving  # a TrainerWork: what it has not is the trainer's
+    loop = TrainerLoop(work, flow, name="profile", epoch=1, weights=weights, direct=direct, checkpoint_every=every)
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            loop.run()
+        except BaseException as e:  # noqa: BLE001 - raised where the bench was asked for
+            failure.append(e)
+
+    thread = threading.Thread(target=run, name="profile-trainer", daemon=True)
+    thread.start()
+    began, warm_s = time.monotonic(), 0.0
+    least = WARM_TURNS + max(LEAST_TURNS, every)
+    while thread.is_alive() and not should_stop():
+        thread.join(0.02)
+        done = len(flow.asked) - 1
+        if done < WARM_TURNS:
+            warm_s = time.monotonic() - began
+            if warm_s > 2 * LATE_S + seconds:
+                break
+        elif (done >= least and time.monotonic() - began - warm_s >= seconds) or (
+            time.monotonic() - began - warm_s > seconds + LATE_S
+        ):
+            break
+    saving.saves = False
+    flow.stop.set()
+    loop.stop()
+    thread.join(3 * LATE_S)
+    if failure:
+        raise failure[0]
+    found = [f for f in flow.figures if "turn_s" in f][WARM_TURNS:]
+    if not found:
+        raise RunError("the trainer made too few steps in time", got=len(flow.figures), expected=f"{WARM_TURNS + 1}")
+    # The turn that a stop ends has no question after it, and those before it have their own checkpoints.
+    saved = [f["checkpoint_s"] for i, f in enumerate(found, start=WARM_TURNS + 1) if i % every == 0]
+    return Turns(
+        turn_s=statistics.fmean(f["turn_s"] - f["checkpoint_s"] for f in found),
+        checkpoint_s=statistics.fmean(saved) if saved else 0.0,
+        rows=statistics.fmean(f["micro_batches"] for f in found),
+        turns=len(found),
+    )

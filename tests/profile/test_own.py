@@ -1,0 +1,113 @@
+"""A run's own trainer, flow and engine on this machine's CPU, as little of them as possible."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from planner.calibrated import calibrated
+from planner.calibration import Calibration, KindTables, Provenance
+from planner.cluster import Cluster, Device
+from planner.model import load_model_spec
+from planner.reached import met
+from runtime.config.load import load_config
+from runtime.config.problem import DEFAULT_LINK, kind_from_config, problem_from_config
+from runtime.config.schema import Config
+from runtime.errors import RunError
+from runtime.profile.flowing import flow_turn_s
+from runtime.profile.own import run_engine_rates, run_trainer_rates, threads_of
+from runtime.profile.turns import turns
+from runtime.rl.types import TrainBatch
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+
+
+def small(**weights: object) -> Config:
+    """The local model, with batches of eight samples on an unpaced CPU."""
+    config = load_config(ROOT / "configs" / "local.toml").config
+    return config.model_copy(
+        update={
+            "algorithm": config.algorithm.model_copy(update={"prompts_per_step": 4, "responses_per_prompt": 2}),
+            "sampling": config.sampling.model_copy(update={"max_running": 8}),
+            "fleet": config.fleet.model_copy(update={"source": "cpu", "devices": (), "kinds": {}, "pacing": None}),
+            "trainer": config.trainer.model_copy(update={"checkpoint_every_steps": 2}),
+            "weights": config.weights.model_copy(update=weights),
+        }
+    )
+
+
+def never() -> bool:
+    return False
+
+
+def test_turns_of_the_runs_trainer_tell_their_batch(tmp_path: Path) -> None:
+    rates = run_trainer_rates(small(), CPU, seconds=0.1, quick=True, stop=never, folder=tmp_path)
+    assert [(r.samples, r.rows) for r in rates] == [(8, 1), (2, 1), (8, 4)]
+    spec = load_model_spec(small().model.path)
+    for r in rates:
+        assert (r.model, r.params, r.sequence_tokens, r.response_tokens) == (spec.name, spec.params, 17, 7)
+        assert (r.attention, r.compiled, r.recompute) == ("sdpa", False, False)
+        assert r.step_s is not None
+        assert 1e-3 < r.step_s < 60
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_a_publication_straight_to_engines_is_part_of_a_turn_as_far_as_one_end_goes(tmp_path: Path) -> None:
+    rates = run_trainer_rates(small(path="direct"), CPU, seconds=0.1, quick=True, stop=never, folder=tmp_path)
+    assert len(rates) == 3
+    assert all(r.tokens_per_s > 0 for r in rates)
+
+
+def test_a_disk_without_room_for_checkpoints_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(RunError, match="too full"):
+        run_trainer_rates(small(), CPU, seconds=0.1, quick=True, stop=never, folder=tmp_path)
+
+
+def test_flows_answers_take_time_and_none_without_a_task(tmp_path: Path) -> None:
+    assert 1e-5 < flow_turn_s(small(), tmp_path, seconds=20.0, stop=never) < 10
+    without = small().model_copy(update={"task": None})
+    assert flow_turn_s(without, tmp_path, seconds=20.0, stop=never) == 0.0
+    assert flow_turn_s(small(), tmp_path, seconds=20.0, stop=lambda: True) == 0.0
+
+
+def test_the_runs_engine_is_measured_at_its_batches_and_a_plan_meets_its_rates(tmp_path: Path) -> None:
+    config = small()
+    rates = run_engine_rates(config, CPU, seconds=1.0, quick=True, stop=never, folder=tmp_path)
+    decode = [r for r in rates if r.phase == "decode"]
+    assert [r.running for r in decode] == [2, 8]
+    assert all(r.engine == "torch" and r.tokens_per_s > 1 for r in rates)
+    provenance = Provenance(source="hexctl profile --quick", how="measured")
+    tables = KindTables(kind="host-cpu", provenance=provenance, engine=rates)
+    kind = kind_from_config(config, "host-cpu")
+    cluster = Cluster(
+        kinds={"host-cpu": kind},
+        devices=(Device(id="d", kind="host-cpu", node="n"),),
+        same_kind=DEFAULT_LINK,
+        cross_kind=DEFAULT_LINK,
+    )
+    plain = problem_from_config(config, cluster, load_model_spec(config.model.path))
+    found = calibrated(plain, Calibration(kinds=(tables,)))
+    for m in met(found, found.cluster.kinds["host-cpu"], tables, "torch"):
+        assert m.predicted_tokens_per_s == pytest.approx(m.measured_tokens_per_s, rel=0.01)
+
+
+def test_a_trainer_that_fails_is_heard_of(tmp_path: Path) -> None:
+    from runtime.paths import RunPaths
+    from runtime.rl.train.factory import build_trainer
+
+    paths = RunPaths(folder=tmp_path, short=tmp_path)
+
+    def wrong(step: int) -> TrainBatch:
+        return TrainBatch(step=step + 7, ids_hash="x", samples=())
+
+    with pytest.raises(RunError, match="another version"):
+        turns(build_trainer(small(), paths), wrong, seconds=0.1, weights=paths.weights, checkpoint_every=None)
+
+
+def test_threads_are_those_of_a_run() -> None:
+    assert (threads_of("run_trainer", CPU), threads_of("run_engine", CPU)) == (2, 1)
