@@ -10,6 +10,7 @@ received; refused appends and the tokens of dead letters are wasted(reason).
 """
 
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,6 +45,7 @@ class Ledger:
             raise
         self._draft: Draft | None = None
         self._stale = False
+        self.commits, self.commit_s = 0, 0.0  # transactions written, and how long that took
         with guarded(path):
             self._book = load_book(self._db)
 
@@ -79,8 +81,10 @@ class Ledger:
         try:
             yield
             if not self._draft.empty:
+                began = time.monotonic()
                 with guarded(self._path):
                     self._draft.write(self._db)
+                self.commits, self.commit_s = self.commits + 1, self.commit_s + time.monotonic() - began
                 for ordinal in {s.group for s, r in self._draft.samples.items() if not r.live}:
                     if ordinal in self._book.members:
                         self._book.forget_settled(ordinal)

@@ -116,7 +116,8 @@ class TrainerLoop:
         self._last: tuple[int, str] | None = None  # step and ids_hash of the newest step made here
         self._cycles: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)  # (seconds, tokens)
         self._step_s: float | None = None
-        self._publish_s = 0.0
+        self._publish_s = self._applied_s = 0.0
+        self._idle_since = clock()  # end of the last step's publication
         self._published: dict[str, float] = {}  # figures of the last publication
         self._steps, self._busy_s, self._busy_tokens = 0, 0.0, 0
 
@@ -206,6 +207,7 @@ class TrainerLoop:
         if batch.step != self._trainer.version:
             raise RunError("flow gave a batch for another version", got=batch.step, expected=str(self._trainer.version))
         started = self._clock()
+        wait_s = started - self._idle_since
         if self._pace is not None:
             self._pace.pacer.begin()
         metrics = dict(self._trainer.train_step(batch))
@@ -221,7 +223,10 @@ class TrainerLoop:
         metrics |= {
             "checkpoint_s": saved_at - trained_at,
             "paced_wait_s": self._clock() - saved_at,
-            "publish_s": self._publish_s,  # of the step before
+            "wait_s": wait_s,  # for the batch, its way here included
+            "train_s": trained_at - started,
+            "applied_s": self._applied_s,  # of the step before, like
+            "publish_s": self._publish_s,
             **self._published,
             "cycle_s": self._step_s,
             "batch_tokens": float(tokens),
@@ -243,7 +248,9 @@ class TrainerLoop:
             metrics=metrics,
             checkpointed=not self._unsaved,
         )
+        asked_at = self._clock()
         self._ask("applied", lambda: self._flow.applied(applied))
+        self._applied_s = self._clock() - asked_at
         self._publish()
 
     def _save(self) -> None:
@@ -260,8 +267,8 @@ class TrainerLoop:
         else:
             self._tell_stored()
             self._send(self._direct)
-        self._publish_s = self._clock() - started
-        self._moved_at = self._clock()
+        self._moved_at = self._idle_since = self._clock()
+        self._publish_s = self._idle_since - started
 
     def _send(self, direct: DirectPublisher) -> None:
         """Straight to the engines, told to flow, and only then copied for the disk; or by disk, where that failed."""
