@@ -129,12 +129,13 @@ class Flow:
             self._catch_up()
         return welcome
 
-    def next_batch(self, trainer: str, epoch: int) -> NextBatch:
-        """What the trainer does now; "wait" at once rather than after a while."""
+    def next_batch(self, trainer: str, epoch: int, *, ahead: bool = False) -> NextBatch:
+        """What the trainer does now; "wait" at once rather than after a while. `ahead`: it is publishing yet, and only a
+        batch is of use to it."""
         del trainer
         self.tick()
         with self._state.spent.part("batch"):
-            answer = self._trainer.next_batch(epoch)
+            answer = self._trainer.next_batch(epoch, ahead=ahead)
         if answer.order == "stop":
             self._evaluation.abandon()
         return answer

@@ -1,6 +1,6 @@
 """Where flow's own time goes, step by step: what it adds to a step beside the trainer's and the engines' work."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -13,7 +13,7 @@ class Spent:
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float]) -> None:
         self._ledger, self._clock = ledger, clock
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._exchanges = 0
         self._rewards, self._reward_s = 0, 0.0
         self._commits, self._commit_s = ledger.commits, ledger.commit_s

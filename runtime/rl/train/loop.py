@@ -15,7 +15,7 @@ from typing import Literal, Protocol, TypeVar
 
 from planner.record import record
 from runtime.errors import RunError
-from runtime.rl.train.client import Interrupted, RetryTiming, TrainerFlow, patiently
+from runtime.rl.train.client import AsksAhead, Interrupted, PendingBatch, RetryTiming, TrainerFlow, patiently
 from runtime.rl.types import Applied, CheckpointMark, StepMetrics, TrainBatch, TrainerHello, WeightsRef
 from runtime.rl.weights import collect
 from runtime.rl.weights.publisher import DirectPublisher
@@ -120,6 +120,7 @@ class TrainerLoop:
         self._idle_since = clock()  # end of the last step's publication
         self._published: dict[str, float] = {}  # figures of the last publication
         self._steps, self._busy_s, self._busy_tokens = 0, 0.0, 0
+        self._ahead: PendingBatch | None = None  # asked for while weights are published
 
     def run(self) -> str:
         """Train until flow or `stop` ends it; returns how it ended. What goes wrong is raised, and said in the level."""
@@ -180,6 +181,12 @@ class TrainerLoop:
         """One question to flow and what follows from it. False when flow says stop."""
         self._tell_stored()
         asked_at = self._clock()
+        ahead, self._ahead = self._ahead, None
+        batch = None if ahead is None else ahead.taken()
+        if batch is not None:
+            self._waits_for = ""
+            self._step(batch)
+            return True
         answer = self._ask("next_batch", lambda: self._flow.next_batch(self._name, self._epoch))
         if answer.order == "stop":
             return False
@@ -251,6 +258,8 @@ class TrainerLoop:
         asked_at = self._clock()
         self._ask("applied", lambda: self._flow.applied(applied))
         self._applied_s = self._clock() - asked_at
+        if isinstance(self._flow, AsksAhead):
+            self._ahead = self._flow.ask_ahead(self._name, self._epoch)
         self._publish()
 
     def _save(self) -> None:
