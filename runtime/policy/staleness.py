@@ -128,7 +128,9 @@ class StalenessPolicy:
     def token_weights(self, versions: Sequence[int], step: int) -> tuple[float, ...]:
         """1.0 for a token the bound allows at `step`, 0.0 for an older one. Applied under every policy."""
         oldest_allowed = step - self.eta
-        return tuple(1.0 if v >= oldest_allowed else 0.0 for v in versions)
+        if not versions or min(versions) >= oldest_allowed:  # nearly all samples: no loop over tokens
+            return (1.0,) * len(versions)
+        return tuple([1.0 if v >= oldest_allowed else 0.0 for v in versions])
 
     def _overdue(self, groups: Sequence[GroupView], taken: Sequence[GroupView], step: int) -> str:
         """Words for a demand that could not be met after taking `taken`; "" when all can. Demand D(h) counts the groups
@@ -145,7 +147,7 @@ class StalenessPolicy:
 def ages(versions: Sequence[int], step: int) -> Mapping[int, int]:
     """Histogram of token ages at `step`: age -> tokens. A token of a newer version (after a fork) counts as age 0."""
     counts: dict[int, int] = {}
-    for v in versions:
+    for v, tokens in Counter(versions).items():  # a few versions, many tokens
         age = max(0, step - v)
-        counts[age] = counts.get(age, 0) + 1
+        counts[age] = counts.get(age, 0) + tokens
     return counts

@@ -2,12 +2,23 @@
 
 A sample is one response to a prompt; `group` is the prompt's ordinal in the run, `member` the response's place in its
 group. Token positions count response tokens from 0. Versions count optimiser steps.
+
+Values that hold tokens cross processes with these packed as bytes (`runtime.rl.arrays`); pickle's own way takes them one by one.
 """
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from planner.record import record
+from runtime.rl.arrays import (
+    Runs,
+    pack_logprobs,
+    pack_runs,
+    pack_tokens,
+    unpack_logprobs,
+    unpack_runs,
+    unpack_tokens,
+)
 
 
 class SampleId(NamedTuple):
@@ -61,6 +72,10 @@ class Lease:
     tokens: tuple[int, ...] = ()  # response tokens so far (from the journal)
     max_new_tokens: int  # of the whole response, prefix included
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = pack_tokens(self.prompt_tokens), pack_tokens(self.tokens)
+        return _lease, (*self.sample, self.epoch, *packed, self.max_new_tokens)
+
 
 @record
 class Append:
@@ -73,6 +88,10 @@ class Append:
     logprobs: tuple[float, ...]  # of the sampled token under the behaviour policy (temperature applied)
     version: int
     finished: FinishReason | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = pack_tokens(self.tokens), pack_logprobs(self.logprobs)
+        return _append, (*self.sample, self.epoch, self.start, *packed, self.version, self.finished)
 
 
 @record
@@ -141,6 +160,11 @@ class TrainSample:
     reward: float
     advantage: float  # over the whole group
     finish: FinishReason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = pack_tokens(self.prompt_tokens), pack_tokens(self.tokens), pack_logprobs(self.logprobs)
+        runs = pack_runs(self.versions), pack_runs(self.weights)
+        return _train_sample, (*self.sample, *packed, *runs, self.reward, self.advantage, self.finish)
 
 
 @record
@@ -270,3 +294,59 @@ class TrainerWelcome:
     lineage: int  # of what is trained from here on
     published: WeightsRef | None
     load_lineage: int | None = None  # lineage of the checkpoint to load, when it differs (a fork); None: `lineage`
+
+
+def _lease(group: int, member: int, epoch: int, prompt: bytes, tokens: bytes, most: int) -> Lease:  # noqa: PLR0917
+    return Lease(
+        sample=SampleId(group, member),
+        epoch=epoch,
+        prompt_tokens=unpack_tokens(prompt),
+        tokens=unpack_tokens(tokens),
+        max_new_tokens=most,
+    )
+
+
+def _append(  # noqa: PLR0917 - called by pickle
+    group: int,
+    member: int,
+    epoch: int,
+    start: int,
+    tokens: bytes,
+    logprobs: bytes,
+    version: int,
+    finished: FinishReason | None,
+) -> Append:
+    return Append(
+        sample=SampleId(group, member),
+        epoch=epoch,
+        start=start,
+        tokens=unpack_tokens(tokens),
+        logprobs=unpack_logprobs(logprobs),
+        version=version,
+        finished=finished,
+    )
+
+
+def _train_sample(  # noqa: PLR0917 - called by pickle
+    group: int,
+    member: int,
+    prompt: bytes,
+    tokens: bytes,
+    logprobs: bytes,
+    versions: Runs[int],
+    weights: Runs[float],
+    reward: float,
+    advantage: float,
+    finish: FinishReason,
+) -> TrainSample:
+    return TrainSample(
+        sample=SampleId(group, member),
+        prompt_tokens=unpack_tokens(prompt),
+        tokens=unpack_tokens(tokens),
+        logprobs=unpack_logprobs(logprobs),
+        versions=unpack_runs(versions),
+        weights=unpack_runs(weights),
+        reward=reward,
+        advantage=advantage,
+        finish=finish,
+    )

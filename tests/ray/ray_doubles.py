@@ -59,7 +59,7 @@ class FlowDouble:
         self._trainer = h.epoch
         return TrainerWelcome(load_step=None, lineage=0, published=None)
 
-    def next_batch(self, trainer: str, epoch: int) -> NextBatch:
+    def next_batch(self, trainer: str, epoch: int, *, ahead: bool = False) -> NextBatch:
         return NextBatch(order=self._state["trainer_order"], waits_for="nothing")
 
     def set_order(self, daemon: int, replica: str, epoch: int, order: str) -> None:

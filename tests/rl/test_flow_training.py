@@ -26,6 +26,23 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 # Training
 
 
+def test_a_trainer_that_still_publishes_is_told_nothing_but_a_batch(desk: Desk) -> None:
+    desk.start()
+    assert desk.flow.next_batch("t", 1, ahead=True).order == "wait"
+    assert desk.flow.status().trainer_state != "waiting", "it is at work"
+    desk.exchange()
+    desk.finish_all(desk.exchange().leases, 0)
+    ahead = desk.flow.next_batch("t", 1, ahead=True).batch
+    assert ahead is not None
+    assert desk.ask().batch == ahead, "asking again gives the same"
+    desk.train(0)
+    for order in ("quiesce", "stop"):
+        desk.flow.set_trainer_order(1, 1, order)
+        assert desk.flow.next_batch("t", 1, ahead=True).order == "wait"
+        assert desk.flow.status().trainer_state == "training", "it is not gone before it has published"
+    assert desk.ask().order == "stop"
+
+
 def test_a_step_from_leases_to_metrics(desk: Desk) -> None:
     desk.start()
     assert desk.ask().order == "wait"

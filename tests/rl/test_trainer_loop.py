@@ -157,6 +157,34 @@ def test_a_run_in_order(tmp_path):
         assert name in flow.metrics[1]
 
 
+class FlowAhead(Flow):
+    """A flow that is also asked ahead: its answer comes with the publication, unless that is one of `late`."""
+
+    def __init__(self, *, limit: int, late: tuple[int, ...] = ()) -> None:
+        super().__init__(limit=limit)
+        self.late = late
+
+    def ask_ahead(self, trainer: str, epoch: int) -> "FlowAhead":
+        self.calls.append("ask_ahead")
+        return self
+
+    def taken(self) -> TrainBatch | None:
+        assert len(self.publications) == self.done + 1, "weights are published before the next step begins"
+        if self.done >= self.limit or self.done in self.late:
+            return None
+        self.reserved = batch_of(self.done)
+        return self.reserved
+
+
+def test_the_next_batch_is_asked_for_while_weights_are_published(tmp_path):
+    flow = FlowAhead(limit=4, late=(2,))
+    assert a_loop(tmp_path, flow).run() == "stopped by flow"
+    made = ["applied", "ask_ahead", "published"]
+    assert flow.calls == ["hello", "published", "next_batch", *made, *made, "next_batch", *made, *made, "next_batch"]
+    assert sorted(flow.metrics) == [0, 1, 2, 3]
+    assert {"wait_s", "train_s", "applied_s"} <= set(flow.metrics[3])
+
+
 def test_the_checkpoint_is_complete_before_the_step_is_called_applied(tmp_path):
     flow = Flow(limit=3)
     seen = []

@@ -85,10 +85,11 @@ class Flow:
         """One call of a replica. When it returns, everything up to `ack_seq` is on disk. LedgerError: nothing was
         acknowledged or leased; the replica keeps its flush and repeats it."""
         now = self.tick()
-        done = self._rollout.exchange(request, now)
-        if done.finished:
-            self._rewards.submit(done.finished, now)
-        self._status.observe(now)
+        with self._state.spent.part("exchange"):
+            done = self._rollout.exchange(request, now)
+            if done.finished:
+                self._rewards.submit(done.finished, now)
+            self._status.observe(now)
         if done.changed:
             self._state.on_change()
         return done.reply
@@ -100,7 +101,7 @@ class Flow:
         taken, and they are asked for again."""
         now, ledger = self._state.clock(), self._state.ledger
         wanted = list({r.sample: r for r in reversed(results) if self._rewards.awaits(r.sample)}.values())
-        with ledger.transaction():
+        with self._state.spent.part("reward"), ledger.transaction():
             for result in wanted:
                 if result.sample.group < 0:
                     continue
@@ -109,7 +110,9 @@ class Flow:
                     ledger.count("reward_errors", 1)
                     _log.warning("verifier failed on sample %s: %s", result.sample, result.error)
         for result in results:
-            self._rewards.settle(result.sample, now)
+            waited_s = self._rewards.settle(result.sample, now)
+            if waited_s is not None:
+                self._state.spent.reward(waited_s)
         for result in wanted:
             if result.sample.group < 0:
                 self._evaluation.rewarded(result)
@@ -126,18 +129,21 @@ class Flow:
             self._catch_up()
         return welcome
 
-    def next_batch(self, trainer: str, epoch: int) -> NextBatch:
-        """What the trainer does now; "wait" at once rather than after a while."""
+    def next_batch(self, trainer: str, epoch: int, *, ahead: bool = False) -> NextBatch:
+        """What the trainer does now; "wait" at once rather than after a while. `ahead`: it is publishing yet, and only a
+        batch is of use to it."""
         del trainer
         self.tick()
-        answer = self._trainer.next_batch(epoch)
+        with self._state.spent.part("batch"):
+            answer = self._trainer.next_batch(epoch, ahead=ahead)
         if answer.order == "stop":
             self._evaluation.abandon()
         return answer
 
     def applied(self, applied: Applied) -> None:
         """The step is in a complete checkpoint. RefusedError for another batch or an older trainer."""
-        result = self._trainer.applied(applied)
+        with self._state.spent.part("applied"):
+            result = self._trainer.applied(applied)
         if result is not None:
             if self._metrics.failed:
                 self._write_missing()  # this step's line and those a full disk refused
@@ -150,7 +156,8 @@ class Flow:
 
     def published(self, ref: WeightsRef, epoch: int, stored: bool = True) -> None:
         """A generation is on disk (`stored`), or at the engines that take part in direct transfers."""
-        self._trainer.published(ref, epoch, stored=stored)
+        with self._state.spent.part("published"):
+            self._trainer.published(ref, epoch, stored=stored)
         self._evaluation.begin_if_due()
 
     # Daemon

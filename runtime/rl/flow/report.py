@@ -40,6 +40,7 @@ def metrics_row(state: FlowState, row: StepRow, batch: TrainBatch | None) -> dic
             "queue_groups": len(state.ledger.book.complete),
             "usd_per_mtok": usd_per_mtok(state.usd_per_h, trained_per_s),
         }
+        result |= state.spent.take()
     return result | dict(row.metrics)
 
 

@@ -52,10 +52,12 @@ class RewardDesk:
         """Whether somebody waits for that answer."""
         return sample in self._pending
 
-    def settle(self, sample: SampleId, now_s: float) -> None:
-        """An answer came and is kept. Call it after the ledger has it: until then the item is pending."""
+    def settle(self, sample: SampleId, now_s: float) -> float | None:
+        """An answer came and is kept: seconds since the item was last sent, None when nobody waited for it. Call it after
+        the ledger has it: until then the item is pending."""
         self._answered_s = now_s
-        self._pending.pop(sample, None)
+        pending = self._pending.pop(sample, None)
+        return None if pending is None else now_s - pending.since_s
 
     def drop(self, sample: SampleId) -> None:
         """Nobody waits for that one any more."""

@@ -9,6 +9,7 @@ from runtime.errors import RefusedError
 from runtime.policy.staleness import GroupView, StalenessPolicy
 from runtime.rl.flow.figures import Level, Rate, StepRate
 from runtime.rl.flow.replicas import Replica, Replicas
+from runtime.rl.flow.spent import Spent
 from runtime.rl.ledger import Ledger
 from runtime.rl.tasks.task import Task
 from runtime.rl.tokenizer import Tokenizer
@@ -63,6 +64,7 @@ class FlowState:
         self.replicas = Replicas(ledger, now)
         self.limits = settings.limits
         self.closing = False
+        self.spent = Spent(ledger, clock)
         self.generated = Rate()
         self.trained = StepRate()
         self.trainer_waits = Level(now)

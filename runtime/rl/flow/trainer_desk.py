@@ -5,8 +5,9 @@ RESERVE(k, ids) -> compute -> checkpoint(k) whose manifest holds hash(ids) -> AP
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
-from planner.record import record
+from planner.record import record, replace
 from runtime.errors import RefusedError
 from runtime.policy.staleness import GroupView, ages
 from runtime.rl.flow.figures import StepFigures, decode_figures
@@ -85,11 +86,14 @@ class TrainerDesk:
             load_lineage=None if load is None or load.lineage == ledger.lineage else load.lineage,
         )
 
-    def next_batch(self, epoch: int) -> NextBatch:
-        """A reserved batch (the same again until it is applied), or why there is none."""
+    def next_batch(self, epoch: int, *, ahead: bool = False) -> NextBatch:
+        """A reserved batch (the same again until it is applied), or why there is none. `ahead`: the trainer still publishes,
+        so it is told nothing but a batch, and is not said to wait."""
         self._check(epoch)
         order: TrainOrder = self._orders.get(epoch, "train")
         saves, leaving = self._unsaved, self._state.closing or self._state.limit_reached or order == "stop"
+        if ahead and (leaving or order == "quiesce"):
+            return NextBatch(order="wait")
         if leaving or order == "quiesce":
             # What is in no checkpoint yet is saved first; then the trainer asks again, or is gone.
             self._unsaved = False
@@ -97,7 +101,8 @@ class TrainerDesk:
             return NextBatch(order="stop" if leaving else "quiesce")
         row = self._reserved() or self._reserve()
         if row is None:
-            self._enter("waiting")
+            if not ahead:
+                self._enter("waiting")
             return NextBatch(order="wait", waits_for=self.waits_for)
         if self._batch is None or self._batch.step != row.step:
             self._batch = self._build(row)
@@ -223,7 +228,7 @@ class TrainerDesk:
         by_group: dict[int, list[SampleId]] = {}
         for sample in row.ids:
             by_group.setdefault(sample.group, []).append(sample)
-        oldest = row.step - row.eta
+        policy = replace(self._state.policy, eta=row.eta)  # weights are of the bound they were decided under
         samples: list[TrainSample] = []
         for ordinal, members in sorted(by_group.items()):
             rewards = [book.samples[m].reward or 0.0 for m in members]
@@ -238,7 +243,7 @@ class TrainerDesk:
                         tokens=made.tokens,
                         logprobs=made.logprobs,
                         versions=made.versions,
-                        weights=tuple(1.0 if v >= oldest else 0.0 for v in made.versions),
+                        weights=policy.token_weights(made.versions, row.step),
                         reward=reward,
                         advantage=advantage,
                         finish=book.samples[member].finish or "length",
@@ -268,7 +273,8 @@ def step_figures(batch: TrainBatch) -> StepFigures:
     counts: dict[int, int] = {}
     masked = 0
     for sample in batch.samples:
-        trained = [v for v, w in zip(sample.versions, sample.weights, strict=True) if w == 1.0]
+        whole = sample.weights.count(1.0) == len(sample.weights)
+        trained = sample.versions if whole else tuple(compress(sample.versions, sample.weights))
         masked += len(sample.tokens) - len(trained)
         for age, n in ages(trained, batch.step).items():
             counts[age] = counts.get(age, 0) + n

@@ -6,7 +6,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 
-from runtime.rl.ledger.database import unpack_tokens
+from runtime.rl.arrays import unpack_tokens
 from runtime.rl.ledger.rows import LEASABLE, TERMINAL, GroupRow, ReplicaRow, SampleRow, StepRow
 from runtime.rl.types import SampleId, WeightsRef
 

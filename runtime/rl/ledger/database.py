@@ -1,13 +1,11 @@
-"""The ledger's SQLite file: schema, connection, encoding of tokens. WAL and synchronous=FULL: a commit is on disk."""
+"""The ledger's SQLite file: schema and connection. WAL and synchronous=FULL: a commit is on disk."""
 
 import fcntl
 import sqlite3
-import sys
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 from runtime.errors import LedgerError
 
@@ -110,37 +108,3 @@ def guarded(path: Path) -> Iterator[None]:
         else:
             hint = "look at the disk (dmesg); the ledger keeps what was acknowledged"
         raise LedgerError("the ledger cannot be used", where=str(path), got=text, hint=hint) from e
-
-
-def pack_tokens(tokens: Sequence[int]) -> bytes:
-    """Token ids as little-endian int32."""
-    return _swapped(array("i", tokens)).tobytes()
-
-
-def unpack_tokens(blob: bytes) -> tuple[int, ...]:
-    """The inverse of `pack_tokens`."""
-    values = array("i")
-    values.frombytes(blob)
-    return tuple(_swapped(values))
-
-
-def pack_logprobs(logprobs: Sequence[float]) -> bytes:
-    """Logprobs as little-endian float64: exact, so a float64 run can be compared bit by bit."""
-    return _swapped(array("d", logprobs)).tobytes()
-
-
-def unpack_logprobs(blob: bytes) -> tuple[float, ...]:
-    """The inverse of `pack_logprobs`."""
-    values = array("d")
-    values.frombytes(blob)
-    return tuple(_swapped(values))
-
-
-N = TypeVar("N", int, float)
-
-
-def _swapped(values: "array[N]") -> "array[N]":
-    """From this machine's byte order to little-endian, or back."""
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values

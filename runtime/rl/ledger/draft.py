@@ -4,7 +4,7 @@ import json
 import sqlite3
 from collections import Counter
 
-from runtime.rl.ledger.database import pack_tokens
+from runtime.rl.arrays import pack_tokens
 from runtime.rl.ledger.rows import GroupRow, ReplicaRow, SampleRow, StepRow
 from runtime.rl.types import SampleId, WeightsRef
 
@@ -16,6 +16,7 @@ class Draft:
 
     def __init__(self) -> None:
         self.samples: dict[SampleId, SampleRow] = {}
+        self.advanced: dict[SampleId, SampleRow] = {}  # not in `samples`: got tokens, and nothing else of them changed
         self.groups: dict[int, GroupRow] = {}
         self.segments: dict[SampleId, list[Segment]] = {}
         self.steps: dict[int, StepRow] = {}
@@ -32,6 +33,7 @@ class Draft:
         """Whether there is nothing to write."""
         return not (
             self.samples
+            or self.advanced
             or self.groups
             or self.segments
             or self.steps
@@ -41,6 +43,14 @@ class Draft:
             or self.counters
             or self.wasted
         )
+
+    def put(self, row: SampleRow, *, advanced: bool = False) -> None:
+        """A changed sample; `advanced`: only by tokens."""
+        if advanced and row.id not in self.samples:
+            self.advanced[row.id] = row
+        else:
+            self.samples[row.id] = row
+            self.advanced.pop(row.id, None)
 
     def write(self, db: sqlite3.Connection) -> None:
         """Write everything in one transaction. On any error nothing is written and the error goes up."""
@@ -65,6 +75,11 @@ class Draft:
             db.executemany(
                 "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 list(self.samples.values()),
+            )
+        if self.advanced:  # most rows of a flush: no index is touched
+            db.executemany(
+                "UPDATE samples SET length = ?, hops = ?, oldest = ?, newest = ? WHERE grp = ? AND member = ?",
+                [(r.length, r.hops, r.oldest, r.newest, r.group, r.member) for r in self.advanced.values()],
             )
         if self.segments:
             db.executemany(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from planner.record import record
 from runtime.rl.ledger.book import step_row
-from runtime.rl.ledger.database import unpack_logprobs, unpack_tokens
+from runtime.rl.arrays import TOKEN_BYTES, unpack_logprobs, unpack_tokens
 from runtime.rl.ledger.draft import Segment
 from runtime.rl.ledger.rows import StepRow
 from runtime.rl.types import SampleId
@@ -39,7 +39,7 @@ class Journal:
 
     def tokens(self, sample: SampleId) -> tuple[int, ...]:
         """Tokens alone."""
-        return tuple(t for s in self._segments(sample) for t in unpack_tokens(s[5]))
+        return unpack_tokens(b"".join(s[5] for s in self._segments(sample)))
 
     def read(self, samples: Sequence[SampleId]) -> Mapping[SampleId, Trajectory]:
         """Whole trajectories."""
@@ -60,18 +60,20 @@ class Journal:
 
 
 def _trajectory(segments: Sequence[Segment]) -> Trajectory:
-    tokens: list[int] = []
-    logprobs: list[float] = []
+    """Blobs are joined before they are unpacked: nothing here is done token by token."""
     versions: list[int] = []
     spans: list[Span] = []
-    for _, _, start, epoch, version, token_blob, logprob_blob in segments:
-        made = unpack_tokens(token_blob)
-        tokens.extend(made)
-        logprobs.extend(unpack_logprobs(logprob_blob))
-        versions.extend([version] * len(made))
+    for _, _, start, epoch, version, token_blob, _ in segments:
+        made = len(token_blob) // TOKEN_BYTES
+        versions += [version] * made
         last = spans[-1] if spans else None
         if last is not None and (last.version, last.epoch) == (version, epoch):
-            spans[-1] = Span(start=last.start, length=last.length + len(made), version=version, epoch=epoch)
+            spans[-1] = Span(start=last.start, length=last.length + made, version=version, epoch=epoch)
         else:
-            spans.append(Span(start=start, length=len(made), version=version, epoch=epoch))
-    return Trajectory(tokens=tuple(tokens), logprobs=tuple(logprobs), versions=tuple(versions), spans=tuple(spans))
+            spans.append(Span(start=start, length=made, version=version, epoch=epoch))
+    return Trajectory(
+        tokens=unpack_tokens(b"".join(s[5] for s in segments)),
+        logprobs=unpack_logprobs(b"".join(s[6] for s in segments)),
+        versions=tuple(versions),
+        spans=tuple(spans),
+    )

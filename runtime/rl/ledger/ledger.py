@@ -10,6 +10,7 @@ received; refused appends and the tokens of dead letters are wasted(reason).
 """
 
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,8 +18,9 @@ from typing import Literal
 
 from planner.record import replace
 from runtime.errors import LedgerError
+from runtime.rl.arrays import pack_logprobs, pack_tokens
 from runtime.rl.ledger.book import Book, load_book
-from runtime.rl.ledger.database import connect, guarded, lock, pack_logprobs, pack_tokens
+from runtime.rl.ledger.database import connect, guarded, lock
 from runtime.rl.ledger.draft import Draft
 from runtime.rl.ledger.journal import Journal, Trajectory
 from runtime.rl.ledger.rows import LEASABLE, GroupRow, ReplicaRow, SampleRow, StepRow, hash_ids
@@ -44,6 +46,7 @@ class Ledger:
             raise
         self._draft: Draft | None = None
         self._stale = False
+        self.commits, self.commit_s = 0, 0.0  # transactions written, and how long that took
         with guarded(path):
             self._book = load_book(self._db)
 
@@ -79,8 +82,10 @@ class Ledger:
         try:
             yield
             if not self._draft.empty:
+                began = time.monotonic()
                 with guarded(self._path):
                     self._draft.write(self._db)
+                self.commits, self.commit_s = self.commits + 1, self.commit_s + time.monotonic() - began
                 for ordinal in {s.group for s, r in self._draft.samples.items() if not r.live}:
                     if ordinal in self._book.members:
                         self._book.forget_settled(ordinal)
@@ -155,7 +160,7 @@ class Ledger:
             changes["newest"] = version if row.newest is None else max(row.newest, version)
         if ended:
             changes |= {"state": "DONE", "finish": ended}
-        self._put(row._replace(**changes))  # type: ignore[arg-type]
+        self._put(row._replace(**changes), advanced=not ended)  # type: ignore[arg-type]
         return "ok"
 
     def refuse(self, reason: str, tokens: int) -> None:
@@ -210,7 +215,7 @@ class Ledger:
             row = self._row(sample)
             if row.state != "DONE" or row.reward is None:
                 raise LedgerError(f"sample {sample} cannot be reserved", got=row.state, expected="DONE with a reward")
-            trained = sum(w == 1.0 for w in weights[sample])
+            trained = weights[sample].count(1.0)
             self._put(row._replace(state="RESERVED", step=step, trained=trained, masked=row.length - trained))
         row_ = StepRow(
             step=step, state="RESERVED", lineage=self.lineage, ids_hash=hash_ids(step, ids), ids=ids, eta=eta
@@ -332,8 +337,8 @@ class Ledger:
             raise LedgerError(f"sample {sample} is not live", where=str(self._path))
         return row
 
-    def _put(self, row: SampleRow) -> SampleRow:
-        self._open.samples[row.id] = row
+    def _put(self, row: SampleRow, *, advanced: bool = False) -> SampleRow:
+        self._open.put(row, advanced=advanced)
         self._book.put(row)
         return row
 

@@ -3,11 +3,11 @@
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from planner.record import record
 from runtime.errors import DeadlineError, LedgerError, RefusedError, RunError
-from runtime.rl.types import Applied, NextBatch, TrainerHello, TrainerWelcome, WeightsRef
+from runtime.rl.types import Applied, NextBatch, TrainBatch, TrainerHello, TrainerWelcome, WeightsRef
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -26,6 +26,24 @@ class TrainerFlow(Protocol):
     def applied(self, applied: Applied) -> None: ...
 
     def published(self, ref: WeightsRef, epoch: int, stored: bool = True) -> None: ...
+
+
+class PendingBatch(Protocol):
+    """A question asked ahead."""
+
+    def taken(self) -> TrainBatch | None:
+        """The batch if it has come; None when it has not, when there was none, or when flow did not answer. Never waits,
+        never raises: `next_batch` gives the same batch, or says what is wrong."""
+        ...
+
+
+@runtime_checkable
+class AsksAhead(Protocol):
+    """A flow that can be asked for the next batch while the weights of the step before are published."""
+
+    def ask_ahead(self, trainer: str, epoch: int) -> PendingBatch:
+        """Returns at once and never raises. Only a batch is an answer: orders are given to `next_batch`."""
+        ...
 
 
 @record

@@ -15,7 +15,7 @@ from typing import Literal, Protocol, TypeVar
 
 from planner.record import record
 from runtime.errors import RunError
-from runtime.rl.train.client import Interrupted, RetryTiming, TrainerFlow, patiently
+from runtime.rl.train.client import AsksAhead, Interrupted, PendingBatch, RetryTiming, TrainerFlow, patiently
 from runtime.rl.types import Applied, CheckpointMark, StepMetrics, TrainBatch, TrainerHello, WeightsRef
 from runtime.rl.weights import collect
 from runtime.rl.weights.publisher import DirectPublisher
@@ -116,9 +116,11 @@ class TrainerLoop:
         self._last: tuple[int, str] | None = None  # step and ids_hash of the newest step made here
         self._cycles: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)  # (seconds, tokens)
         self._step_s: float | None = None
-        self._publish_s = 0.0
+        self._publish_s = self._applied_s = 0.0
+        self._idle_since = clock()  # end of the last step's publication
         self._published: dict[str, float] = {}  # figures of the last publication
         self._steps, self._busy_s, self._busy_tokens = 0, 0.0, 0
+        self._ahead: PendingBatch | None = None  # asked for while weights are published
 
     def run(self) -> str:
         """Train until flow or `stop` ends it; returns how it ended. What goes wrong is raised, and said in the level."""
@@ -179,6 +181,12 @@ class TrainerLoop:
         """One question to flow and what follows from it. False when flow says stop."""
         self._tell_stored()
         asked_at = self._clock()
+        ahead, self._ahead = self._ahead, None
+        batch = None if ahead is None else ahead.taken()
+        if batch is not None:
+            self._waits_for = ""
+            self._step(batch)
+            return True
         answer = self._ask("next_batch", lambda: self._flow.next_batch(self._name, self._epoch))
         if answer.order == "stop":
             return False
@@ -206,6 +214,7 @@ class TrainerLoop:
         if batch.step != self._trainer.version:
             raise RunError("flow gave a batch for another version", got=batch.step, expected=str(self._trainer.version))
         started = self._clock()
+        wait_s = started - self._idle_since
         if self._pace is not None:
             self._pace.pacer.begin()
         metrics = dict(self._trainer.train_step(batch))
@@ -221,7 +230,10 @@ class TrainerLoop:
         metrics |= {
             "checkpoint_s": saved_at - trained_at,
             "paced_wait_s": self._clock() - saved_at,
-            "publish_s": self._publish_s,  # of the step before
+            "wait_s": wait_s,  # for the batch, its way here included
+            "train_s": trained_at - started,
+            "applied_s": self._applied_s,  # of the step before, like
+            "publish_s": self._publish_s,
             **self._published,
             "cycle_s": self._step_s,
             "batch_tokens": float(tokens),
@@ -243,7 +255,11 @@ class TrainerLoop:
             metrics=metrics,
             checkpointed=not self._unsaved,
         )
+        asked_at = self._clock()
         self._ask("applied", lambda: self._flow.applied(applied))
+        self._applied_s = self._clock() - asked_at
+        if isinstance(self._flow, AsksAhead):
+            self._ahead = self._flow.ask_ahead(self._name, self._epoch)
         self._publish()
 
     def _save(self) -> None:
@@ -260,8 +276,8 @@ class TrainerLoop:
         else:
             self._tell_stored()
             self._send(self._direct)
-        self._publish_s = self._clock() - started
-        self._moved_at = self._clock()
+        self._moved_at = self._idle_since = self._clock()
+        self._publish_s = self._idle_since - started
 
     def _send(self, direct: DirectPublisher) -> None:
         """Straight to the engines, told to flow, and only then copied for the disk; or by disk, where that failed."""

@@ -44,6 +44,7 @@ class FlowActor:
         self._me, self._build, self._args = me, build, (config, paths, limits)
         self._built: Any = None
         self._changed = asyncio.Event()
+        self._asked = 0  # times that a trainer asked for a batch
         self._verifiers = RewardDispatch(me.run, self._rewarded)
         self._background: set[asyncio.Task[None]] = set()
 
@@ -93,11 +94,23 @@ class FlowActor:
 
     async def next_batch(self, trainer: str, epoch: int) -> NextBatch:
         """Work for the trainer; waits about a second for it."""
+        return await self._batch(trainer, epoch, ahead=False)
+
+    async def batch_ahead(self, trainer: str, epoch: int) -> NextBatch:
+        """The next batch while the trainer publishes; "wait" when there was none until it asked by `next_batch`."""
+        return await self._batch(trainer, epoch, ahead=True)
+
+    async def _batch(self, trainer: str, epoch: int, *, ahead: bool) -> NextBatch:
         loop = asyncio.get_running_loop()
         until = loop.time() + LONG_POLL_S
+        self._asked += 1
+        mine = self._asked
+        self._changed.set()  # a question asked ahead is over when the trainer asks again
         while True:
+            if ahead and self._asked != mine:
+                return NextBatch(order="wait")
             self._changed.clear()
-            answer: NextBatch = self._flow.next_batch(trainer, epoch)
+            answer: NextBatch = self._flow.next_batch(trainer, epoch, ahead=ahead)
             left = until - loop.time()
             if answer.order != "wait" or left <= 0:
                 return answer

@@ -13,6 +13,7 @@ from runtime.rl.types import (
     ExchangeReply,
     ExchangeRequest,
     NextBatch,
+    TrainBatch,
     TrainerHello,
     TrainerWelcome,
     WeightsRef,
@@ -99,6 +100,20 @@ class RayFlowClient:
         return RayPendingReply(self._port.handle.exchange.remote(request).future(), self._port)
 
 
+class RayPendingBatch:
+    """A batch asked for ahead."""
+
+    def __init__(self, future: "Future[Any] | None") -> None:
+        self._future = future
+
+    def taken(self) -> TrainBatch | None:
+        """The batch if it has come. What went wrong is met by the question that follows."""
+        if self._future is None or not self._future.done() or self._future.exception() is not None:
+            return None
+        answer: NextBatch = self._future.result()
+        return answer.batch if answer.order == "train" else None
+
+
 class RayTrainerFlow:
     """`runtime.rl.train.client.TrainerFlow` over the flow actor, one call at a time.
 
@@ -128,6 +143,13 @@ class RayTrainerFlow:
         """Waits about a second in flow."""
         batch: NextBatch = self._ask("next_batch", trainer, epoch)
         return batch
+
+    def ask_ahead(self, trainer: str, epoch: int) -> RayPendingBatch:
+        """Ask for the next batch without waiting."""
+        try:
+            return RayPendingBatch(self._port.handle.batch_ahead.remote(trainer, epoch).future())
+        except (UnreachableError, self._ray.exceptions.RayError):
+            return RayPendingBatch(None)
 
     def applied(self, applied: Applied) -> None:
         """The step is in a complete checkpoint."""
