@@ -31,7 +31,7 @@ Flags = NDArray[np.bool_]
 MOST_GROUPS = 2
 _MOST_USAGES = 4000  # beyond, pairs of groups are too many to look at
 _MOST_SHAPES = 400_000  # blocks and pairs of blocks
-_CHUNK = 4096
+_CHUNK = 8192
 
 
 def few_shapes(cost: CostModel, classes: Sequence[DeviceClass]) -> bool:

@@ -98,6 +98,7 @@ class Batch:
         self._works: dict[tuple[Task, bool], _Work] = {}
         self._onces: dict[Task, tuple[Array, Array]] = {}
         self._ways: dict[Task, list[_Way]] = {}
+        self._spans: dict[Task, Array] = {}
         self._states: dict[Task, Array] = {}
         self._groups: dict[frozenset[Task], tuple[Array, Array]] = {}
         self._memory: dict[tuple[Task, ...], tuple[Array, Array]] = {}
@@ -343,8 +344,7 @@ class Batch:
         second = np.where(several, _second(np.where(there, waiting, np.inf), p.count), 0.0)
         by_border = (step.rounds - 1) * (np.maximum(most, second + cross) - most) + cross
         by_border = np.where(several, by_border, np.inf)
-        size = self._stage_params(task) * ctx.model.dtype_bytes
-        spanned = self._spanned_s(size, most, step.rounds, sync, task in TRAINING)
+        spanned = self._spanned_s(task, most, step.rounds, sync)
         return out + np.where(self.hop.leaves, np.minimum(by_border, spanned), 0.0)
 
     def _cross_s(self, ctx: Context, rounds: Ints, link: Link | Hop) -> Array:
@@ -353,20 +353,30 @@ class Batch:
         seconds: Array = link.latency_s + size / (link.bytes_per_s * ctx.a.link_efficiency)
         return seconds
 
-    def _spanned_s(self, size: Array, most: Array, rounds: Ints, sync: Array, trains: bool) -> Array:
+    def _spanned_s(self, task: Task, most: Array, rounds: Ints, sync: Array) -> Array:
         """Seconds more, at least, where the DP ranks of one stage lie at both ends of the hop; infinite without any."""
-        assert self.hop is not None
-        may = (self.parts.count > 0) & (self.dp > 1)
-        link = (self.hop.latency_s, self.hop.bytes_per_s)
-        two = np.full_like(self.dp, 2)
+        ring = self._span_s(task)
         if self.ctx.trainer == "fsdp":
-            gather = np.where(may, (3 if trains else 1) * self._ring(link, size, two, 1), np.inf).min(axis=0)
-            lost: Array = rounds * np.maximum(0.0, gather - most)
-            return lost
-        if not trains:
-            return np.where(may.any(axis=0), 0.0, np.inf)
-        more: Array = np.maximum(0.0, np.where(may, self._ring(link, size, two, 2), np.inf).min(axis=0) - sync)
-        return more
+            more: Array = np.maximum(0.0, ring - most)
+            return rounds * more
+        return np.maximum(0.0, ring - sync) if task in TRAINING else ring
+
+    def _span_s(self, task: Task) -> Array:
+        """Seconds that two ranks of one stage take over the hop, whatever the micro-batch: for the gathers of a micro-batch with
+        FSDP, else for gradients; of the stage with least, infinite without any."""
+        if task not in self._spans:
+            assert self.hop is not None
+            may, trains = (self.parts.count > 0) & (self.dp > 1), task in TRAINING
+            fsdp = self.ctx.trainer == "fsdp"
+            if trains or fsdp:
+                link = (self.hop.latency_s, self.hop.bytes_per_s)
+                two: Ints = np.full_like(self.dp, 2)
+                size = self._stage_params(task) * self.ctx.of(task).model.dtype_bytes
+                ring: Array = self._ring(link, size, two, 1 if fsdp else 2) * (3 if fsdp and trains else 1)
+                self._spans[task] = np.where(may, ring, np.inf).min(axis=0)
+            else:
+                self._spans[task] = np.where(may.any(axis=0), 0.0, np.inf)
+        return self._spans[task]
 
     def _stage_params(self, task: Task) -> Array:
         """Parameters a step moves: `stage_params`, where only a critic in training has no projection."""
