@@ -246,8 +246,11 @@ class MixedRanks:
         found: Floats = np.full(len(boxes), np.inf)
         for again in (0, 1):
             rounds = self._rounds(again, (a, b), shares, high)
+            fits = np.isfinite(rounds)
+            rounds = np.where(fits, rounds, 1.0)  # without end times nothing would be no number
             work = np.maximum(*(self._work_s(again, n, x, rounds) for n, x in zip((a, b), shares, strict=True))) * skew
-            found = np.minimum(found, np.maximum(work, 3 * rounds * gather) if self.fsdp else work + gather)
+            seconds = np.maximum(work, 3 * rounds * gather) if self.fsdp else work + gather
+            found = np.where(fits, np.minimum(found, seconds), found)
         found = found + update
         found[low > samples] = np.inf
         return found

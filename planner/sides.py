@@ -7,7 +7,8 @@ cell is a total of devices by kind; its time is the least over the ways to divid
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ Flags = NDArray[np.bool_]
 MOST_GROUPS = 2
 _MOST_USAGES = 4000  # beyond, pairs of groups are too many to look at
 _MOST_SHAPES = 400_000  # blocks and pairs of blocks
-_CHUNK = 4096
+_CHUNK = 8192
 
 
 def few_shapes(cost: CostModel, classes: Sequence[DeviceClass]) -> bool:
@@ -90,33 +91,23 @@ class Sides:
         groups = tuple(dict.fromkeys(g for way in self.partitions for g in way))
         made = {k: self._block(k) for k in self.kinds if self.blocks[k]}
         chains: list[tuple[tuple[str, ...], tuple[Ints, ...]]] = []  # kinds, and which of their blocks
+        places: list[Ints] = []  # of candidates among all: equals keep this order
         seconds: dict[tuple[Task, ...], list[tuple[Array, Array]]] = {g: [] for g in groups}
         memory: dict[tuple[Task, ...], list[Array]] = {g: [] for g in groups}
-        hosts = self.hosts
+        hosts, last = self.hosts, 0
         for kinds in self._chains():
-            for at in self._chunks(kinds):
+            sizes, first = [len(self.blocks[k]) for k in kinds], last
+            last += math.prod(sizes)
+            for at in self._chunks(kinds, made):
                 chains.append((kinds, at))
+                places.append(first + np.ravel_multi_index(at, sizes))
                 blocks = [made[k].take(x) for k, x in zip(kinds, at, strict=True)]
-                hop = self._hop(kinds, self._used(kinds, at))
-                for has_head in (True, False):
-                    mine = [g for g in groups if (self._lead(g) in ("actor_training", "reference")) == has_head]
-                    if mine:
-                        batch = Batch(
-                            self.cost.context,
-                            blocks[0] if len(kinds) == 2 else None,
-                            blocks[-1],
-                            self.relaxed.link(*kinds) if len(kinds) == 2 else None,
-                            self.columns.head_layers if has_head else 0.0,
-                            hop=hop,
-                            hosts=hosts,
-                        )
-                        for g in mine:
-                            seconds[g].append(batch.group_s(g))
-                            if hosts:
-                                memory[g].append(np.concatenate(batch.memory(g), dtype=np.float32))
+                self._time(groups, kinds, at, blocks, seconds=seconds, memory=memory)
         self._piped = len(chains)
         for pair, at in mixed_pairs(self.relaxed, self.blocks):
             chains.append((pair, at))
+            places.append(last + np.arange(len(at[0])))
+            last += len(at[0])
             some = [[self.blocks[k][int(i)] for i in x] for k, x in zip(pair, at, strict=True)]
             crosses = _leaves(self._used(pair, at), self.relaxed.room_by_region)
             mixed = MixedBatch(self._straggler, self.relaxed, some, crosses)
@@ -131,7 +122,8 @@ class Sides:
         for score, train in both.values():
             alive |= np.isfinite(score + train)
         order = np.flatnonzero(alive)
-        order = order[np.lexsort(used[order].T)] if len(order) else order
+        if len(order):
+            order = order[np.lexsort([np.concatenate(places)[order], *used[order].T])]
         self._chains_made, self._order = chains, order
         self._ends = np.cumsum([len(at[0]) for _, at in chains])
         self.seconds = {g: (score[order], train[order]) for g, (score, train) in both.items()}
@@ -141,9 +133,9 @@ class Sides:
             {g: np.concatenate([none, *parts], axis=1)[:, order] for g, parts in memory.items()} if hosts else {}
         )
         by_chain = [[-1] * (2 - len(ks)) + [self.kinds.index(k) for k in ks] for ks, _ in chains]
-        sizes = np.array([len(at[0]) for _, at in chains], dtype=int)
+        counts = np.array([len(at[0]) for _, at in chains], dtype=int)
         # The kind of either block of each candidate, -1 where there is none.
-        self.block_kinds = np.repeat(np.array(by_chain, dtype=int).reshape(-1, 2), sizes, axis=0)[order]
+        self.block_kinds = np.repeat(np.array(by_chain, dtype=int).reshape(-1, 2), counts, axis=0)[order]
         used = used[order]
         fresh = np.ones(len(order), dtype=bool)
         fresh[1:] = (used[1:] != used[:-1]).any(axis=1)
@@ -152,6 +144,35 @@ class Sides:
         self.usage = used[fresh]
         self.usages = [tuple(int(x) for x in row) for row in self.usage]
         self.at = {u: i for i, u in enumerate(self.usages)}
+
+    def _time(
+        self,
+        groups: Sequence[tuple[Task, ...]],
+        kinds: tuple[str, ...],
+        at: tuple[Ints, ...],
+        blocks: Sequence[Block],
+        *,
+        seconds: Mapping[tuple[Task, ...], list[tuple[Array, Array]]],
+        memory: Mapping[tuple[Task, ...], list[Array]],
+    ) -> None:
+        """Add what every set of tasks takes and leaves on some candidates to `seconds` and, where asked for, `memory`."""
+        hop = self._hop(kinds, self._used(kinds, at))
+        for has_head in (True, False):
+            mine = [g for g in groups if (self._lead(g) in ("actor_training", "reference")) == has_head]
+            if mine:
+                batch = Batch(
+                    self.cost.context,
+                    blocks[0] if len(kinds) == 2 else None,
+                    blocks[-1],
+                    self.relaxed.link(*kinds) if len(kinds) == 2 else None,
+                    self.columns.head_layers if has_head else 0.0,
+                    hop=hop,
+                    hosts=self.hosts,
+                )
+                for g in mine:
+                    seconds[g].append(batch.group_s(g))
+                    if self.hosts:
+                        memory[g].append(np.concatenate(batch.memory(g), dtype=np.float32))
 
     def _chains(self) -> Iterator[tuple[str, ...]]:
         """Kinds along the pipeline of a group."""
@@ -163,8 +184,9 @@ class Sides:
     def _lead(group: tuple[Task, ...]) -> Task:
         return "actor_training" if "actor_training" in group else group[0]
 
-    def _chunks(self, kinds: tuple[str, ...]) -> Iterator[tuple[Ints, ...]]:
-        """All blocks, or pairs of blocks, of these kinds by position, in parts that stay in a processor's cache."""
+    def _chunks(self, kinds: tuple[str, ...], made: Mapping[str, Block]) -> Iterator[tuple[Ints, ...]]:
+        """All blocks, or pairs of blocks, of these kinds by position, in parts that stay in a processor's cache; those whose
+        devices hold the least part of a model come first (`Batch` times what comes after no better than what fits)."""
         sizes = [len(self.blocks[k]) for k in kinds]
         limit = self.cost.problem.capabilities.train_max_devices
         at = tuple(x.ravel() for x in np.indices(sizes))
@@ -172,8 +194,14 @@ class Sides:
             counts = [np.array([b.devices for b in self.blocks[k]], dtype=int) for k in kinds]
             keep = sum((c[x] for c, x in zip(counts, at, strict=True)), np.zeros(len(at[0]), dtype=int)) <= limit
             at = tuple(x[keep] for x in at)
-        for start in range(0, len(at[0]), _CHUNK):
-            yield tuple(x[start : start + _CHUNK] for x in at)
+        blocks = [made[k].take(x) for k, x in zip(kinds, at, strict=True) if k in made]
+        room = [self.cost.context.kind(b.kind).memory_bytes for b in blocks]
+        total = sum((b.pp * b.weight for b in blocks), np.zeros(len(at[0])))  # layers are divided by weight
+        ranks = [b.dp if self.cost.context.trainer == "fsdp" else 1 for b in blocks]
+        held = [b.weight / total / (b.tp * n * m) for b, n, m in zip(blocks, ranks, room, strict=True)]
+        by_size = np.argsort(np.max(held, axis=0), kind="stable") if held else np.arange(0)
+        for start in range(0, len(by_size), _CHUNK):
+            yield tuple(x[by_size[start : start + _CHUNK]] for x in at)
 
     def _used(self, kinds: tuple[str, ...], at: tuple[Ints, ...]) -> Ints:
         out = np.zeros((len(at[0]), len(self.kinds)), dtype=int)
@@ -261,15 +289,15 @@ class Sides:
         table = np.full((len(takes), int(np.prod(room + 1))), np.inf)
         flat = self.usage @ strides
         np.minimum.at(table, (actor, flat), low[self.partitions[0][0]][2])
-        pairs: Array | None = None
-        for way in self.partitions[1:]:
-            (sa, ta, _), (sb, tb, _) = (low[g] for g in way)
-            more = np.maximum.outer(sa, sb) + np.maximum.outer(ta, tb)
-            pairs = more if pairs is None else np.minimum(pairs, more)
-        assert pairs is not None
-        for i in range(len(flat)):
-            fits = (self.usage + self.usage[i] <= room).all(axis=1) & np.isfinite(pairs[i])
-            np.minimum.at(table[actor[i]], flat[fits] + flat[i], pairs[i][fits])
+        # By grouping and usage, the least seconds of scoring and of training of the first group and of the second.
+        first, second = ([np.stack([low[way[x]][p] for way in self.partitions[1:]]) for p in (0, 1)] for x in (0, 1))
+        for i in np.flatnonzero(np.isfinite(first[0] + first[1]).any(axis=0)):
+            rest = np.flatnonzero((self.usage <= room - self.usage[i]).all(axis=1))
+            ways = [np.maximum(a[:, i, None], b[:, rest]) for a, b in zip(first, second, strict=True)]
+            least = (ways[0] + ways[1]).min(axis=0)
+            # Each total of devices comes up once.
+            total = flat[rest] + flat[i]
+            table[actor[i], total] = np.minimum(table[actor[i], total], least)
         group, at = np.nonzero(np.isfinite(table))
         used = np.stack([(at // s) % (n + 1) for s, n in zip(strides, self.room, strict=True)], axis=1)
         return used, takes[group], table[group, at]
@@ -297,9 +325,7 @@ class Sides:
         """(lower bound, grouping, usage of the first group, of the second or -1), least bound first."""
         found: list[tuple[float, int, int, int]] = []
         whole = self.at.get(used, -1)
-        others = np.array(
-            [self.at.get(tuple(a - b for a, b in zip(used, u, strict=True)), -1) for u in self.usages], dtype=int
-        )
+        others = self._others(used)
         trains = ((self.usage > 0) == np.array(actor)).all(axis=1)  # the first group trains the actor
         firsts = np.flatnonzero((others >= 0) & trains)
         for p, way in enumerate(self.partitions):
@@ -316,6 +342,13 @@ class Sides:
             ]
         return [(s, self.partitions[p], i, j) for s, p, i, j in sorted(found) if s < below_s]
 
+    def _others(self, used: tuple[int, ...]) -> Ints:
+        """By usage: that of the devices which are left of these; -1 where there is none."""
+        strides = np.cumprod([1, *(n + 1 for n in self.room[:-1])])
+        known, left = self.usage @ strides, np.array(used) - self.usage  # `known` ascends as usages are sorted
+        at = np.minimum(np.searchsorted(known, left @ strides), max(0, len(known) - 1))
+        return np.where((left >= 0).all(axis=1) & (self.usage[at] == left).all(axis=1), at, -1)
+
     def _within(self, way: tuple[tuple[Task, ...], ...], i: int, j: int, below_s: float) -> Iterator[Way]:
         """The ways of one division of devices, fastest first."""
         spans = [slice(self.starts[x], self.starts[x + 1]) for x in (i, j) if x >= 0]
@@ -324,14 +357,20 @@ class Sides:
             seconds = (parts[0][0] + parts[0][1])[:, None]
         else:
             seconds = np.maximum.outer(parts[0][0], parts[1][0]) + np.maximum.outer(parts[0][1], parts[1][1])
-        for flat in np.argsort(seconds, axis=None, kind="stable"):
+        below = np.flatnonzero(seconds < below_s)
+        for flat in _ascending(below, seconds.ravel()[below]):
             x, y = divmod(int(flat), seconds.shape[1])
-            if not seconds[x, y] < below_s:
-                return
             blocks = [self.candidate(int(spans[0].start) + x)]
             if len(spans) == 2:
                 blocks.append(self.candidate(int(spans[1].start) + y))
             yield Way(side_s=float(seconds[x, y]), tasks=way, blocks=tuple(blocks))
+
+
+def _ascending(positions: Ints, figures: Array) -> Iterator[int]:
+    """The positions in the order of their figures; beyond the first, sorted only when asked for."""
+    if len(positions):
+        yield int(positions[figures.argmin()])
+        yield from (int(x) for x in positions[np.argsort(figures, kind="stable")[1:]])
 
 
 def _leaves(used: Ints, rooms: Sequence[Sequence[int]]) -> Flags:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from planner.cluster import Link
 from planner.cost.memory import replica_resident_bytes
 from planner.cost.model import CostModel, side_s
+from planner.cost.step import Offer, by_pace
 from planner.cost.training import TrainerCost
 from planner.plan import Task
 from planner.record import record
@@ -25,7 +26,6 @@ from planner.space import BlockShape, DeviceClass, is_mixed, replica_shapes
 _MOST_WAYS = 64  # of one cell that are looked at
 _SPANS = (0.03, 0.01, 0.003)  # how far above the bound ways are looked for, less where they are too many
 _HALVINGS = 6
-_ABOVE = 1.05  # no replica does more than its rate by as much, rounding of its curve included
 
 
 @record
@@ -48,6 +48,7 @@ class Turns:
             k: tuple((replica_resident_bytes(cost.context, s.tp, s.pp), s) for s in replica_shapes(cost, classes, k))
             for k in sides.kinds
         }
+        self._offers: dict[tuple[str, float, float, Link], list[tuple[float, int, Offer]]] = {}
         self._levels: dict[tuple[tuple[BlockShape, ...], tuple[Task, ...], float], TrainerCost | None] = {}
 
     def closer_s(
@@ -70,10 +71,12 @@ class Turns:
         links: dict[str, Link],
     ) -> float:
         """The longest period, to some halvings, that none of some ways is done in; each comes with a bound."""
-        levels = functools.cache(self._way_levels)
+        levels, unheld = functools.cache(self._way_levels), functools.cache(self._unheld)
 
         def way_done(way: Way, period_s: float) -> bool:
             groups = range(len(way.blocks))
+            if not self._alone(way) or not self._done(unheld(way), period_s, links):  # whatever replicas hold
+                return False
             return all(any(self._done(x, period_s, links) for x in levels(way, g)) for g in groups)
 
         def done(period_s: float) -> bool:
@@ -88,21 +91,10 @@ class Turns:
 
     def _way_levels(self, way: Way, g: int) -> list[_Level]:
         """Every choice for the first stage of one group of a way; none where the way does not fit at all."""
-        alone = [self._cost(b, t, 0.0) for b, t in zip(way.blocks, way.tasks, strict=True)]
-        costs = [c for c in alone if c is not None]
-        if len(costs) < len(alone):
+        costs = self._alone(way)
+        if not costs:
             return []
-        taken = dict.fromkeys(self.count, 0)
-        stages: list[tuple[str, int, float, float]] = []
-        for x, (blocks, cost) in enumerate(zip(way.blocks, costs, strict=True)):
-            # Of ranks of two kinds it is not said what lies where: they have all their memory.
-            known = not is_mixed(blocks)
-            held = cost.resident_bytes if known else (0.0,) * len(blocks)
-            each = [b for b in blocks for _ in range(b.pp)]
-            for i, (b, n) in enumerate(zip(each, held, strict=True)):
-                taken[b.kind] += b.tp * b.dp
-                stages.append((b.kind, b.tp * b.dp, n, 0.0 if (x, i) == (g, 0) and known else float("inf")))
-        free = [(k, self.count[k] - n, 0.0, float("inf")) for k, n in taken.items()]
+        stages = self._stages(way, g)
         out: list[_Level] = []
         first = way.blocks[g]
         for most in (0.0, *sorted({held for held, _ in self.shapes[first[0].kind]})):
@@ -111,9 +103,33 @@ class Turns:
                 seconds = max(way.side_s, side_s([*costs[:g], slowed, *costs[g + 1 :]]))
                 if out and out[-1].side_s >= seconds:
                     out.pop()  # it may as well hold more
-                where = [(k, n, held, most if limit == 0 else limit) for k, n, held, limit in stages]
-                out.append(_Level(side_s=seconds, stages=(*where, *free)))
+                where = tuple((k, n, held, most if limit == 0 else limit) for k, n, held, limit in stages)
+                out.append(_Level(side_s=seconds, stages=where))
         return out
+
+    def _unheld(self, way: Way) -> _Level:
+        """Better than any choice: replicas of every shape fit and slow nothing."""
+        return _Level(side_s=way.side_s, stages=self._stages(way, -1))
+
+    def _alone(self, way: Way) -> list[TrainerCost]:
+        """The costs of the groups of a way; none where it does not fit at all."""
+        alone = [self._cost(b, t, 0.0) for b, t in zip(way.blocks, way.tasks, strict=True)]
+        costs = [c for c in alone if c is not None]
+        return costs if len(costs) == len(alone) else []
+
+    def _stages(self, way: Way, g: int) -> tuple[tuple[str, int, float, float], ...]:
+        """All devices as `_Level` has them, replicas that hold nothing on the first stage of group `g` and anything elsewhere."""
+        taken = dict.fromkeys(self.count, 0)
+        stages: list[tuple[str, int, float, float]] = []
+        for x, (blocks, cost) in enumerate(zip(way.blocks, self._alone(way), strict=True)):
+            # Of ranks of two kinds it is not said what lies where: they have all their memory.
+            known = not is_mixed(blocks)
+            held = cost.resident_bytes if known else (0.0,) * len(blocks)
+            each = [b for b in blocks for _ in range(b.pp)]
+            for i, (b, n) in enumerate(zip(each, held, strict=True)):
+                taken[b.kind] += b.tp * b.dp
+                stages.append((b.kind, b.tp * b.dp, n, 0.0 if (x, i) == (g, 0) and known else float("inf")))
+        return (*stages, *((k, self.count[k] - n, 0.0, float("inf")) for k, n in taken.items()))
 
     def _cost(self, blocks: tuple[BlockShape, ...], tasks: tuple[Task, ...], held: float) -> TrainerCost | None:
         """What a group takes where replicas hold so much on each device of its first stage."""
@@ -134,8 +150,19 @@ class Turns:
     def _tokens(self, kind: str, held: float, most: float, window_s: float, link: Link) -> float:
         """The most tokens of one device that holds `held` bytes of models, in a replica that holds `most` there."""
         best = 0.0
-        for resident, shape in self.shapes[kind] if window_s > 0 else ():
-            for o in self.cost.offers(shape, link, held) if resident <= most else ():
-                if o.level.rate_tokens_per_s * window_s * _ABOVE > best * shape.devices:  # else not even without an end
-                    best = max(best, self.cost.rules.given_tokens(o, window_s, 0.0) / shape.devices)
+        for pace, devices, offer in self._paced(kind, held, most, link) if window_s > 0 else ():
+            if pace * window_s <= best:
+                break  # nor do those that follow do more
+            best = max(best, self.cost.rules.given_tokens(offer, window_s, 0.0) / devices)
         return best
+
+    def _paced(self, kind: str, held: float, most: float, link: Link) -> list[tuple[float, int, Offer]]:
+        """(tokens a second of one device at most, devices, offer) of every replica that may lie there, most first."""
+        key = (kind, held, most, link)
+        if key not in self._offers:
+            shapes = [s for resident, s in self.shapes[kind] if resident <= most]
+            found = [
+                (pace / s.devices, s.devices, o) for s in shapes for pace, o in by_pace(self.cost.offers(s, link, held))
+            ]
+            self._offers[key] = sorted(found, key=lambda x: -x[0])
+        return self._offers[key]

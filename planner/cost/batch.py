@@ -2,7 +2,9 @@
 column a shape. Tests hold every figure equal to the plain formulas.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,22 +13,14 @@ from planner.cost.batch_rates import attention_seconds, train_rates
 from planner.cost.context import Context
 from planner.cost.flops import hbm_rate, head_flops, layer_flops
 from planner.cost.memory import activation_bytes_per_token, logits_bytes, state_bytes_per_param
-from planner.cost.parts import PARTS, Array, Block, Bools, Hop, Ints, divided, parts_of
+from planner.cost.micro_batches import Chain, Way, chain_of
+from planner.cost.parts import BLOCKS, PARTS, Array, Block, Bools, Hop, Ints, divided, extent, front, parts_of
 from planner.cost.training import micro_sequences, passes
-from planner.model import ModelSpec
 from planner.plan import Task
 from planner.record import record
 from planner.workflow import TRAINING
 
-
-@record
-class _Way:
-    """One micro-batch size, with or without recomputation, on every shape."""
-
-    recompute: bool
-    limit: Array  # bytes that models may hold, by part
-    time_s: Array
-    more: Bools  # whether a larger micro-batch makes a difference
+T = TypeVar("T")
 
 
 @record
@@ -62,7 +56,10 @@ class _Work:
 
 
 class Batch:
-    """Times of groups of tasks on many shapes; every model has the same number of layers."""
+    """Times of groups of tasks on many shapes; every model has the same number of layers.
+
+    What does not fit is not timed where it comes last: shapes with most room on their devices belong to the front.
+    """
 
     def __init__(
         self,
@@ -94,11 +91,10 @@ class Batch:
             self.steps.append(self._step(np.maximum(1, -(-samples // (sequences * dp_first)))))
             if (self.steps[-1].rounds == 1).all():
                 break
-        self._speeds: dict[tuple[ModelSpec, int], _Speed] = {}
-        self._works: dict[tuple[Task, bool], _Work] = {}
-        self._onces: dict[Task, tuple[Array, Array]] = {}
-        self._ways: dict[Task, list[_Way]] = {}
-        self._states: dict[Task, Array] = {}
+        self._kept: dict[
+            tuple[str, Hashable], tuple[int, object]
+        ] = {}  # of so many shapes, for all batches of their front
+        self._chains: dict[Task, list[Chain]] = {}
         self._groups: dict[frozenset[Task], tuple[Array, Array]] = {}
         self._memory: dict[tuple[Task, ...], tuple[Array, Array]] = {}
         self._made: dict[frozenset[Task], tuple[Task, ...]] = {}
@@ -111,6 +107,24 @@ class Batch:
             held=np.maximum(self.ctx.m.longest, self.ctx.batch_tokens / (rounds * self.dp)),
             flight=np.minimum(rounds, self.stages - self.parts.index),
         )
+
+    def _front(self, size: int) -> "Batch":
+        """The batch of the first `size` shapes alone."""
+        if size == self.size:
+            return self
+        found = copy.copy(self)
+        found.size = size
+        for name in ("first", "second", "hop", "possible", "parts", "stages", "dp", "tp", "steps"):
+            setattr(found, name, front(getattr(self, name), size))
+        return found
+
+    def _once_made(self, name: str, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives for the shapes here, made once for them and all that come before."""
+        size, value = self._kept.get((name, key), (0, None))
+        if size < self.size:
+            self._kept[name, key] = self.size, (made := make())
+            return made
+        return front(value, self.size)  # type: ignore[return-value]
 
     def group_s(self, tasks: tuple[Task, ...]) -> tuple[Array, Array]:
         """(seconds of scoring, of training) of a group on every shape; infinite where it does not fit."""
@@ -141,7 +155,8 @@ class Batch:
                 resident += self._state(self._like(t, tasks))
         room = np.full((2, self.size), np.inf)
         for t in tasks:
-            best, beside = self._best(self._like(t, tasks), resident)
+            # What is trained beside it changes what critic_values holds, not what it takes.
+            best, beside = self._best(self._like(t, ()), resident)
             np.minimum(room, beside, out=room)
             (train if t in TRAINING else score).__iadd__(best)
         if self.hosts:
@@ -152,28 +167,20 @@ class Batch:
         """Seconds of the fastest way to run a task beside models that hold `resident` bytes by part, and by block what that
         way leaves; infinite where none fits."""
         best, beside = np.full(self.size, np.inf), np.full((2, self.size), -np.inf)
-        tried = {False: self.possible, True: self.possible}
-        ways = self._ways_of(task)
-        chosen = np.full(self.size, -1, dtype=np.int8)
-        for i, way in enumerate(ways):
-            # As in the plain formulas, larger micro-batches are not tried beyond the first that does not fit.
-            fits = tried[way.recompute] & (resident <= way.limit).all(axis=0)
-            tried[way.recompute] = fits & way.more
-            if self.hosts:
-                np.copyto(chosen, i, where=fits & (way.time_s < best))
-            np.minimum(best, way.time_s, out=best, where=fits)
-        for i, way in enumerate(ways if self.hosts else ()):
-            mine = np.flatnonzero(chosen == i)
-            if len(mine):
-                free = way.limit[:, mine] - resident[:, mine]
-                beside[:, mine] = free[:4].min(axis=0), free[4:].min(axis=0)
+        for chain in self._chains_of(task):
+            size = len(chain.time_s)
+            time_s, room = chain.fastest(resident[:, :size], room=self.hosts)
+            better = time_s < best[:size]
+            np.copyto(best[:size], time_s, where=better)
+            if room is not None:
+                np.copyto(beside[:, :size], room, where=better)
         return best, beside
 
     def _mean_by_block(self, figures: Array) -> Array:
         """The mean over the stages of either block of figures by part; 0 for an absent block."""
         count = self.parts.count
-        total = [(figures[at] * count[at]).sum(axis=0) for at in (slice(0, 4), slice(4, 8))]
-        stages = [np.maximum(count[at].sum(axis=0), 1) for at in (slice(0, 4), slice(4, 8))]
+        total = [(figures[at] * count[at]).sum(axis=0) for at in BLOCKS]
+        stages = [np.maximum(count[at].sum(axis=0), 1) for at in BLOCKS]
         return np.stack([t / n for t, n in zip(total, stages, strict=True)])
 
     def _by_part(self, name: str) -> Ints:
@@ -203,35 +210,47 @@ class Batch:
 
     def _state(self, task: Task) -> Array:
         """`task_state_bytes` of a task whose weights nobody else in the group holds."""
-        if task not in self._states:
+
+        def make() -> Array:
             ctx = self.ctx.of(task)
             model = ctx.model
             per_param = state_bytes_per_param(model) if task in TRAINING else float(model.dtype_bytes)
             states = self._params(task) / self.tp * per_param
             if ctx.trainer == "fsdp":
                 states = states / self.dp + 2 * model.layer_params * model.dtype_bytes / self.tp
-            self._states[task] = states
-        return self._states[task]
+            return states
+
+        return self._once_made("states", task, make)
 
     def _activation(self, task: Task) -> Array:
         """`activation_bytes_per_token` by part."""
         model = self.ctx.of(task).model
-        whole = activation_bytes_per_token(model, 1)
-        split = 2 * (whole - activation_bytes_per_token(model, 2))  # the part that TP divides
-        out: Array = (whole - split) + split / self.tp
-        return out
+
+        def make() -> Array:
+            whole = activation_bytes_per_token(model, 1)
+            split = 2 * (whole - activation_bytes_per_token(model, 2))  # the part that TP divides
+            out: Array = (whole - split) + split / self.tp
+            return out
+
+        return self._once_made("activation", model, make)
 
     def _limit(self, task: Task, step: _Step, recompute: bool) -> Array:
         """Bytes that models may hold on each device of a part while the task runs so; no limit where there is no part."""
-        ctx, p, held = self.ctx.of(task), self.parts, step.held
+        ctx, p = self.ctx.of(task), self.parts
         model = ctx.model
-        layer, border = self._activation(task), model.hidden * model.dtype_bytes  # of a token
-        logits = p.last / self.tp * (held if ctx.row_tokens is None else 1.0) * logits_bytes(ctx, 1.0, 1)
-        if task not in TRAINING:
-            needed = held * (layer + border) + (logits if task == "reference" else 0.0)
-        else:
-            kept = p.layers * (border * 1.0 if recompute else layer) * step.flight + (layer if recompute else 0.0)
-            needed = held * kept + (logits if task == "actor_training" else 0.0)
+
+        def of_token() -> tuple[Array, Array, Array]:
+            """(bytes that are kept for each micro-batch under way, besides, logits: of a packing trainer in whole)"""
+            layer, border = self._activation(task), model.hidden * model.dtype_bytes
+            logits = p.last / self.tp * logits_bytes(ctx, 1.0, 1) * (task in ("reference", "actor_training"))
+            if task not in TRAINING:
+                return np.zeros(1), layer + border, logits
+            kept: Array = p.layers * (border * 1.0 if recompute else layer)
+            return kept, layer if recompute else 0.0 * layer, logits
+
+        kept, besides, logits = self._once_made("token", (task, recompute), of_token)
+        needed = step.held * (kept * step.flight + besides) + (step.held if ctx.row_tokens is None else 1.0) * logits
+        if task in TRAINING:
             needed = needed + min(ctx.a.bucket_bytes, model.weight_bytes)
         room = self._column(
             [k.memory_bytes * ctx.a.train_memory_share - ctx.a.overhead(k.memory_bytes) for k in self.kinds]
@@ -240,43 +259,58 @@ class Batch:
 
     # Time.
 
-    def _ways_of(self, task: Task) -> list["_Way"]:
-        """Every way to run a task that some shape has room for."""
-        if task not in self._ways:
-            self._ways[task] = []
-            for recompute in (False, True) if task in TRAINING else (False,):
-                left, limit = self.possible, np.full((PARTS, self.size), np.inf)
-                for i, step in enumerate(self.steps):
-                    # A way is tried only where all smaller micro-batches fit, and those may need more: no micro-batch is
-                    # shorter than the longest sequence, and more of them are in flight.
-                    limit = np.minimum(limit, self._limit(task, step, recompute))
-                    left = left & (self._state(task) <= limit).all(axis=0)
-                    if not left.any():
-                        break
-                    time_s = self._timed(task, i, recompute)
-                    more = step.rounds > 1
-                    self._ways[task].append(_Way(recompute=recompute, limit=limit, time_s=time_s, more=more))
-                    left = left & more
-        return self._ways[task]
+    def _chains_of(self, task: Task) -> list[Chain]:
+        """Every way to run a task that some shape has room for, without and with recomputation."""
+        if task not in self._chains:
+            again = (False, True) if task in TRAINING else (False,)
+            found = (self._chain(task, recompute) for recompute in again)
+            self._chains[task] = [c for c in found if c is not None]
+        return self._chains[task]
+
+    def _chain(self, task: Task, recompute: bool) -> Chain | None:
+        here, left, limit = self, self.possible, np.full((PARTS, self.size), np.inf)
+        ways: list[tuple[Way, Bools]] = []
+        for i in range(len(self.steps)):
+            # A way is tried only where all smaller micro-batches fit, and those may need more: no micro-batch is shorter
+            # than the longest sequence, and more of them are in flight.
+            limit = np.minimum(limit, here._limit(task, here.steps[i], recompute))
+            left = left & (here._state(task) <= limit).all(axis=0)
+            if not (size := extent(left)):
+                break
+            here, left, limit = here._front(size), left[:size], limit[:, :size]
+            way = Way(limit=limit, time_s=here._timed(task, i, recompute), more=here.steps[i].rounds > 1)
+            ways.append((way, left))
+            left = left & way.more
+            if not (size := extent(left)):
+                break
+            here, left, limit = here._front(size), left[:size], limit[:, :size]
+        return chain_of(ways) if ways else None
 
     def _speed(self, ctx: Context, at: int) -> _Speed:
-        key = (ctx.model, at)
-        if key not in self._speeds:
+        def make() -> _Speed:
             step = self.steps[at]
             links = (None if self.first is None else self.first.inner, self.link, self.second.inner)
             crosses = [self._cross_s(ctx, step.rounds, x) if x is not None else np.zeros(self.size) for x in links]
             borders = np.stack(crosses)
-            self._speeds[key] = _Speed(
+            return _Speed(
                 per_flop=step.tokens / (train_rates(ctx, self.kinds, self.tp, step.tokens) * self.tp),
-                waits=(self.parts.waits * borders[:, None, :]).sum(axis=0),
+                waits=self._waits(borders),
                 borders=(self._border_counts() * borders).sum(axis=0),
                 most=borders.max(axis=0),
                 hop=np.zeros(0) if self.hop is None else self._cross_s(ctx, step.rounds, self.hop),
             )
-        return self._speeds[key]
+
+        return self._once_made("speed", (ctx.model, at), make)
+
+    def _waits(self, borders: Array) -> Array:
+        """The sum over the borders that each part touches; the first block has none of the second's, nor that any of its."""
+        out: Array = self.parts.waits[1] * borders[1]
+        out[:4] += self.parts.waits[0, :4] * borders[0]
+        out[4:] += self.parts.waits[2, 4:] * borders[2]
+        return out
 
     def _work(self, task: Task, recompute: bool) -> _Work:
-        if (task, recompute) not in self._works:
+        def make() -> _Work:
             ctx, p = self.ctx.of(task), self.parts
             model, trains = ctx.model, task in TRAINING
             layer_passes, head_passes = passes(ctx.workload, recompute, task)
@@ -299,21 +333,23 @@ class Batch:
                 floor = np.maximum(floor, (3 if trains else 1) * self._collective(size, 1))
             skew = self._skew()
             launched = p.layers * self._column([k.train_floor_s * trains for k in self.kinds])
-            self._works[task, recompute] = _Work(
+            return _Work(
                 flops=flops * skew,
                 moved_s=p.layers * moved * skew,
                 latency_s=p.layers * latency * skew + launched,
                 floor_s=floor,
                 crossings=layer_passes - (1 if recompute and trains else 0) - (1 if trains else 0),
             )
-        return self._works[task, recompute]
+
+        return self._once_made("work", (task, recompute), make)
 
     def _once(self, task: Task) -> tuple[Array, Array]:
         """(seconds of gradients over the network, of the optimiser) once a step."""
         none = np.zeros(self.size)
         if task not in TRAINING:
             return none, none
-        if task not in self._onces:
+
+        def make() -> tuple[Array, Array]:
             ctx, p = self.ctx.of(task), self.parts
             params, fsdp = self._stage_params(task), ctx.trainer == "fsdp"
             sync = none
@@ -322,8 +358,9 @@ class Batch:
             hbm = self._column([hbm_rate(ctx, k) for k in self.kinds])
             moved = 2 * params * state_bytes_per_param(ctx.model) / (self.tp * (self.dp if fsdp else 1)) / hbm
             moved = moved + self._column([k.train_fixed_s for k in self.kinds])
-            self._onces[task] = sync, np.where(p.count > 0, moved, 0.0).max(axis=0)
-        return self._onces[task]
+            return sync, np.where(p.count > 0, moved, 0.0).max(axis=0)
+
+        return self._once_made("once", task, make)
 
     def _timed(self, task: Task, at: int, recompute: bool) -> Array:
         """Seconds of a task on every shape with one micro-batch size."""
@@ -345,8 +382,7 @@ class Batch:
         second = np.where(several, _second(np.where(there, waiting, np.inf), p.count), 0.0)
         by_border = (step.rounds - 1) * (np.maximum(most, second + cross) - most) + cross
         by_border = np.where(several, by_border, np.inf)
-        size = self._stage_params(task) * ctx.model.dtype_bytes
-        spanned = self._spanned_s(size, most, step.rounds, sync, task in TRAINING)
+        spanned = self._spanned_s(task, most, step.rounds, sync)
         return out + np.where(self.hop.leaves, np.minimum(by_border, spanned), 0.0)
 
     def _cross_s(self, ctx: Context, rounds: Ints, link: Link | Hop) -> Array:
@@ -355,20 +391,32 @@ class Batch:
         seconds: Array = link.latency_s + size / (link.bytes_per_s * ctx.a.link_efficiency)
         return seconds
 
-    def _spanned_s(self, size: Array, most: Array, rounds: Ints, sync: Array, trains: bool) -> Array:
+    def _spanned_s(self, task: Task, most: Array, rounds: Ints, sync: Array) -> Array:
         """Seconds more, at least, where the DP ranks of one stage lie at both ends of the hop; infinite without any."""
-        assert self.hop is not None
-        may = (self.parts.count > 0) & (self.dp > 1)
-        link = (self.hop.latency_s, self.hop.bytes_per_s)
-        two = np.full_like(self.dp, 2)
+        ring = self._span_s(task)
         if self.ctx.trainer == "fsdp":
-            gather = np.where(may, (3 if trains else 1) * self._ring(link, size, two, 1), np.inf).min(axis=0)
-            lost: Array = rounds * np.maximum(0.0, gather - most)
-            return lost
-        if not trains:
-            return np.where(may.any(axis=0), 0.0, np.inf)
-        more: Array = np.maximum(0.0, np.where(may, self._ring(link, size, two, 2), np.inf).min(axis=0) - sync)
-        return more
+            more: Array = np.maximum(0.0, ring - most)
+            return rounds * more
+        return np.maximum(0.0, ring - sync) if task in TRAINING else ring
+
+    def _span_s(self, task: Task) -> Array:
+        """Seconds that two ranks of one stage take over the hop, whatever the micro-batch: for the gathers of a micro-batch with
+        FSDP, else for gradients; of the stage with least, infinite without any."""
+
+        def make() -> Array:
+            assert self.hop is not None
+            may, trains = (self.parts.count > 0) & (self.dp > 1), task in TRAINING
+            fsdp = self.ctx.trainer == "fsdp"
+            if not (trains or fsdp):
+                return np.where(may.any(axis=0), 0.0, np.inf)
+            link = (self.hop.latency_s, self.hop.bytes_per_s)
+            two: Ints = np.full_like(self.dp, 2)
+            size = self._stage_params(task) * self.ctx.of(task).model.dtype_bytes
+            ring: Array = self._ring(link, size, two, 1 if fsdp else 2) * (3 if fsdp and trains else 1)
+            found: Array = np.where(may, ring, np.inf).min(axis=0)
+            return found
+
+        return self._once_made("span", task, make)
 
     def _stage_params(self, task: Task) -> Array:
         """Parameters a step moves: `stage_params`, where only a critic in training has no projection."""
@@ -409,7 +457,7 @@ class Batch:
         return np.stack([np.maximum(na - 1, 0), (na > 0) * 1.0, self.second.pp - 1]).astype(float)
 
 
-def _second(waiting: Array, count: Ints) -> Array:
+def _second(waiting: Array, count: Array) -> Array:
     """By shape: the second lowest figure over its stages, of which part i has `count[i]` alike."""
     columns = np.arange(waiting.shape[1])
     lowest = waiting.argmin(axis=0)

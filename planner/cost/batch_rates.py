@@ -26,7 +26,7 @@ def train_rates(ctx: Context, kinds: Sequence[DeviceKind], tp: Ints, tokens: Arr
             out[rows] = kind.peak_flops * kind.train_efficiency
         elif ctx.rates.curves(kind) is not None:
             for degree, at in _degrees(tp[row]):
-                rate = ctx.rates.product_rate(kind, ctx.model, degree, tokens[rows, at])
+                rate = ctx.rates.product_rate(kind, ctx.model, degree, tokens[row, at])  # one for all parts of a block
                 out[rows, at] = ctx.a.train_products * rate * kind.train_efficiency
         else:
             width = np.minimum(ctx.model.hidden, ctx.model.intermediate / tp[rows])

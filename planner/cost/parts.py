@@ -7,7 +7,9 @@ last; and so of the second block. Arrays have one row a part and one column a sh
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,8 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.int_]
 Bools = NDArray[np.bool_]
 PARTS = 8
+BLOCKS = (slice(0, 4), slice(4, 8))  # the parts of either block
+T = TypeVar("T")
 
 
 @record
@@ -60,9 +64,9 @@ class Hop:
 class Parts:
     """The parts of every shape: rows of eight, by columns."""
 
-    count: Ints  # stages in the part; 0 where there is none
+    count: Array  # stages in the part; 0 where there is none
     index: Ints  # the first of them, from the front
-    layers: Ints
+    layers: Array
     waits: Array  # crossings of one sample's worth: multiples are added by task
     first: Bools
     last: Bools
@@ -90,9 +94,9 @@ def divided(first: Block | None, second: Block, layers: int, head_layers: float)
         more[row, columns] = given
         rest = rest - given
     last = out[2] + more[2]
+    plainly = functools.cache(lambda *weights: split_layers(layers, weights, head_layers))
     for i in np.flatnonzero((na + nb <= layers) & (rest < 0)):  # rare: stages whose share is less than a layer
-        weights = [float(wa[i])] * int(na[i]) + [float(second.weight[i])] * int(nb[i])
-        plain = split_layers(layers, weights, head_layers)
+        plain = plainly(*[float(wa[i])] * int(na[i]), *[float(second.weight[i])] * int(nb[i]))
         assert plain is not None, "there are no more stages than layers"
         for row, stages in ((0, plain[: na[i]]), (1, plain[na[i] : -1])):
             out[row, i], more[row, i] = min(stages, default=1), sum(n > min(stages) for n in stages)
@@ -121,10 +125,30 @@ def parts_of(first: Block | None, second: Block, split: Sequence[Ints]) -> Parts
     between = np.stack([(na == 1) & (nb >= 1), zero, zero, zero + 1, na >= 1, zero, zero, (nb == 1) & (na >= 1)])
     border_b = np.stack([zero, zero, zero, zero, zero + 1, zero + 2, zero + 2, nb >= 2])
     return Parts(
-        count=count,
+        count=count.astype(float),
         index=index,
-        layers=layers,
+        layers=layers.astype(float),
         waits=np.stack([border_a, between, border_b]).astype(float),
         first=index == 0,
         last=index == n - 1,
     )
+
+
+def front(value: T, size: int) -> T:
+    """Figures of the first `size` shapes alone: of an array, or of all arrays in a record or a sequence."""
+    found: object = value
+    if isinstance(value, np.ndarray):
+        found = value[..., :size]
+    elif isinstance(value, list | tuple):
+        found = type(value)(front(x, size) for x in value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        found = dataclasses.replace(
+            value, **{n: front(x, size) for n, x in fields.items() if isinstance(x, np.ndarray)}
+        )
+    return found  # type: ignore[return-value]
+
+
+def extent(flags: Bools) -> int:
+    """One more than the last position that is set; 0 where none is."""
+    return len(flags) - int(flags[::-1].argmax()) if flags.any() else 0

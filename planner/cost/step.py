@@ -11,6 +11,7 @@ The limit on outstanding samples, sum b <= (eta + 1) B, follows: where more run,
 of at least M_tail B / P samples a second when the running ones are cut back to the limit.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 from planner.cost.decode import Level
@@ -21,6 +22,7 @@ from planner.workload import Workload
 
 _ROUNDS = 200
 _ROUNDING = 1 + 1e-12
+_ABOVE = 1 + 1e-9  # rounding of a curve included
 
 
 @record
@@ -105,6 +107,14 @@ class Rules:
         )
 
 
+def by_pace(offers: Sequence[Offer]) -> list[tuple[float, Offer]]:
+    """Offers with tokens a second that each gives no more than in any window, those with most first."""
+    found = [
+        (max(o.level.rate_tokens_per_s, *(t / s if s > 0 else math.inf for s, t in o.done), 0.0), o) for o in offers
+    ]
+    return sorted(((pace * _ABOVE, o) for pace, o in found), key=lambda x: -x[0])
+
+
 def rules_of(workload: Workload, m: Moments) -> Rules:
     """The rules of a workload. Verification overlaps generation; the last sample's is added to the step."""
     sync = workload.synchronous
@@ -152,11 +162,23 @@ def solve_period(
     ]
 
     curves = any(o.done for g in groups for o in g.offers)
+    paced = [(g.count, [(pace, rules.required_s(o, train_s), o) for pace, o in by_pace(g.offers)]) for g in groups]
+
+    def work_of_curves(period_s: float) -> float:
+        limit, total, window_s = period_s * _ROUNDING, 0.0, max(0.0, rules.window_s(period_s, train_s))
+        for count, offers_ in paced:
+            most = 0.0
+            for pace, required, o in offers_:
+                if pace * window_s <= most:
+                    break  # nor do those that follow give more
+                if required <= limit:
+                    most = max(most, rules.tokens_in(o, window_s))
+            total += count * most
+        return total
 
     def work(period_s: float) -> float:
         if curves:
-            found = ((g.count, rules.best(g.offers, period_s, train_s)) for g in groups)
-            return sum(n * rules.given_tokens(o, period_s, train_s) for n, o in found if o is not None)
+            return work_of_curves(period_s)
         limit, total = period_s * _ROUNDING, 0.0
         for count, offers in rows:
             best = 0.0

@@ -15,7 +15,7 @@ from planner.cost.decode import Level, ReplicaShape, concurrency_grid, decode_st
 from planner.cost.lengths import expected_max, moments, quantiles
 from planner.cost.memory import replica_kv_bytes_per_token, replica_kv_capacity_bytes
 from planner.cost.network import Place, Spread, best_link, ring_s, spread_collective_s, spread_of
-from planner.cost.step import Group, Offer, Rules, even_period, solve_period, window_needed_s
+from planner.cost.step import Group, Offer, Rules, by_pace, even_period, solve_period, window_needed_s
 from planner.cost.training import StageShape, TrainerShape, assign_sequences, passes, split_layers, train_cost
 from planner.cost.update import update_s
 from planner.model import ModelSpec
@@ -265,12 +265,25 @@ levels = st.builds(
     st.floats(1, 500),
 )
 offers = st.builds(lambda x, p: Offer(level=x, pause_s=p, transfer_s=p), levels, st.floats(0, 5))
-groups = st.builds(
-    lambda o, n, m: Group(offers=tuple(o), count=n, mandatory=m),
-    st.lists(offers, min_size=1, max_size=3),
-    st.integers(1, 3),
-    st.booleans(),
+# Tokens by seconds, both ascending.
+curves = st.lists(st.tuples(st.floats(0.01, 20), st.floats(0, 500)), min_size=1, max_size=4).map(
+    lambda steps: tuple(
+        (math.fsum(s for s, _ in steps[:n]), math.fsum(t for _, t in steps[:n])) for n in range(1, len(steps) + 1)
+    )
 )
+curved = st.builds(lambda o, d: replace(o, done=d), offers, curves)
+
+
+def groups_of(some: st.SearchStrategy[Offer]) -> st.SearchStrategy[Group]:
+    return st.builds(
+        lambda o, n, m: Group(offers=tuple(o), count=n, mandatory=m),
+        st.lists(some, min_size=1, max_size=3),
+        st.integers(1, 3),
+        st.booleans(),
+    )
+
+
+groups = groups_of(offers)
 rules = st.builds(
     Rules,
     work_tokens=st.floats(10, 10_000),
@@ -300,7 +313,7 @@ def test_equal_parts_are_paced_by_the_slowest() -> None:
     assert even_period(1.0, [], r) is None
 
 
-@given(st.floats(0.01, 100), st.lists(groups, min_size=1, max_size=3), rules)
+@given(st.floats(0.01, 100), st.lists(st.one_of(groups, groups_of(curved)), min_size=1, max_size=3), rules)
 def test_the_period_is_the_smallest_that_does_the_work(train_s: float, fleet: list[Group], r: Rules) -> None:
     solved = solve_period(train_s, fleet, r)
     assert solved is not None
@@ -361,3 +374,10 @@ def test_price_covers_idle_devices_of_rented_machines_and_is_unknown_without_a_p
     assert CostModel(problem(two)).usd_per_h(plan) == 15.0
     free = cluster(*[("compute", "a")] * 3, kinds=(replace(COMPUTE, price_usd_per_h=None),))
     assert CostModel(problem(free)).usd_per_h(plan) is None
+
+
+@given(curved, rules, st.floats(0, 200))
+def test_no_window_gives_more_than_the_pace_of_an_offer(offer: Offer, r: Rules, window_s: float) -> None:
+    [(pace, same)] = by_pace([offer])
+    assert same == offer
+    assert r.tokens_in(offer, window_s) <= pace * window_s

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from fleets import problems
+from fleets import cluster, kind, problem, problems, workload
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_planner_groups import workflows
@@ -22,7 +22,8 @@ from planner.relaxed import Relaxed
 from planner.scan import Scan
 from planner.schedulers.mixed import best_mixed
 from planner.space import block_shapes, device_classes
-from planner.trainers import HIGH, HIGH2, LOW, LOW2, TrainerBoxes
+from planner.trainers import FIRST, HIGH, HIGH2, LOW, LOW2, SECOND, TrainerBoxes
+from planner.workload import Lengths
 
 SLACK = 1 + 1e-6
 EVERYTHING = Budget(evaluations=10**9)
@@ -114,6 +115,28 @@ def test_a_box_takes_no_longer_than_any_trainer_in_it(p: Problem, data: st.DataO
     assert seconds is None or seconds >= low / SLACK
     if np.isinf(low):
         assert seconds is None
+
+
+def test_a_trainer_that_fits_only_with_recomputation_is_not_lost() -> None:
+    """Longer and longer sequences, on devices that launch in no time: all fits, then recomputing alone does, then nothing."""
+    fleet = cluster(("a", "x"), ("b", "y"), kinds=(kind("a", paced=True), kind("b", tflops=150.0, paced=True)))
+    found: list[tuple[bool, bool]] = []
+    for most in (2**n for n in range(10, 22)):
+        lengths = Lengths(mean_tokens=500.0, cv=0.0, max_tokens=most)
+        p = mixing(problem(fleet, workload=workload(response=lengths)))
+        boxes = Scan(CostModel(p), device_classes(p)).boxes
+        [box] = boxes.mixed.first(boxes.first_mixed, boxes.must)
+        lanes, ranks = (box[None, FIRST], box[None, SECOND]), np.array([2])
+        shares = (np.array([2 / 3]), np.array([1 / 3]))
+        again = [bool(np.isfinite(boxes.mixed._rounds(x, lanes, shares, ranks))[0]) for x in (0, 1)]
+        assert not boxes.mixed.fixed_s.all()  # nothing times no end is no number
+        with np.errstate(all="raise"):
+            low = float(boxes.mixed.least_s(box[None, :])[0])
+        assert np.isfinite(low) == any(again), most
+        seconds = boxes.mixed.seconds(box)
+        assert seconds is None or seconds >= low / SLACK
+        found.append((again[0], again[1]))
+    assert list(dict.fromkeys(found)) == [(True, True), (False, True), (False, False)]
 
 
 @settings(max_examples=30)
