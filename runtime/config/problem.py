@@ -109,7 +109,7 @@ def problem_from_config(
         from planner.calibrated import kernels_of
 
         problem = replace(problem, calibration=kernels_of(calibration))
-    if planner.capabilities != "runtime":
+    if planner.capabilities != "runtime" or (calibration is None and all(k.paced for k in cluster.kinds.values())):
         return problem
     from planner.calibrated import assumed, calibrated
 

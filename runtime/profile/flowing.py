@@ -117,9 +117,9 @@ def flow_turn_s(config: Config, folder: Path, *, seconds: float, stop: Callable[
     if config.task is None:
         return 0.0
     spent: list[float] = []
-    until = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix=scratch_prefix(), dir=folder) as made:
         fed = _Fed(config, Path(made))
+        until = time.monotonic() + seconds  # reading a task's data is no part of it
         try:
             while len(spent) <= STEPS and time.monotonic() < until and not stop():
                 fed.feed()

@@ -16,6 +16,7 @@ from runtime.config.schema import AlgorithmSection, Config
 from runtime.errors import ConfigError, RunError
 from runtime.profile.bench import Drive, decode, random_batch, train
 from runtime.profile.fit import Decoded, StepCost, step_cost
+from runtime.profile.flowing import flow_turn_s
 from runtime.rl.engine.spec import EngineSpec
 from runtime.rl.engine.torch_engine import TorchEngine
 from runtime.rl.model import DTYPES, Decoder, DecoderConfig
@@ -262,6 +263,7 @@ def _paced_trainer(config: Config, spec: ModelSpec, kind: str, seconds: float, s
             pacing=_pacing_of(config, kind),
             should_stop=stop,
         )
+        flow_s = flow_turn_s(config, Path(folder), seconds=seconds, stop=stop)
     if not done.steps:
         raise RunError("the paced trainer made no step in time", got=kind)
     sequence = prompt + new
@@ -272,5 +274,5 @@ def _paced_trainer(config: Config, spec: ModelSpec, kind: str, seconds: float, s
         sequence_tokens=sequence,
         micro_batch=max(1, config.algorithm.micro_batch_tokens // sequence),
         recompute=False,
-        tokens_per_s=done.tokens / done.busy_s,
+        tokens_per_s=done.tokens / (done.busy_s + done.steps * flow_s),
     )

@@ -135,6 +135,12 @@ def test_a_document_in_words() -> None:
         "b is left out: does not",
     ):
         assert words in text
+    own = {"model": "own", "tokens_per_s": 7000.0, "samples": 128, "rows": 2, "step_s": 0.5, "recompute": True, "attention": "varlen",
+           "compiled": True}  # fmt: skip
+    met = {"kind": "H100", "what": "decode at 64", "measured_tokens_per_s": 1000.0, "predicted_tokens_per_s": 1050.0}
+    text = profile_text({**document, "kinds": [{**kind, "trainer": [own]}], "met": [met]})
+    assert "128 samples in 2 rows, 0.5 s (varlen, compiled, layers computed again)" in text
+    assert "+5.0%" in text
     nothing = profile_text({"dry_run": False, "file": None, "nodes": [lost], "kinds": [], "notes": []})
     assert nothing.startswith("nothing was measured")
 

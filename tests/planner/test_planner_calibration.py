@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from planner.calibration import (
     Calibration,
     CollectivePoint,
+    CopyPoint,
     DecodePoint,
     EngineRate,
     GemmPoint,
@@ -20,6 +21,7 @@ from planner.calibration import (
     encode,
 )
 from planner.errors import InvalidInput
+from planner.record import replace
 
 ORIGIN = Provenance(source="test", how="simulated")
 sizes, seconds = st.integers(1, 10**9), st.floats(1e-9, 1e6)
@@ -133,3 +135,27 @@ def test_kv_bytes_of_a_decode_point_by_hand() -> None:
     assert point.kv_bytes == 2 * 2 * 100 * 4 * 64 * 2
     with pytest.raises(InvalidInput, match="tokens_per_s"):
         EngineRate(phase="decode", model="m", params=1, tp=1, running=1, context=1, tokens_per_s=float("nan"))
+
+
+def test_a_newer_measurement_of_the_same_card_keeps_what_it_did_not_measure() -> None:
+    def rate(model: str, tokens_per_s: float, engine: str = "torch") -> EngineRate:
+        return EngineRate(
+            phase="decode", model=model, params=1, tp=1, running=1, context=1, tokens_per_s=tokens_per_s, engine=engine
+        )
+
+    here = Provenance(source="hexctl profile", how="measured", device="NVIDIA H200", host="a", torch="2.11")
+    copy = CopyPoint(size_bytes=1e6, bytes_per_s=1e12)
+    old = KindTables(
+        kind="H200",
+        provenance=here,
+        hbm_copy=(copy,),
+        engine=(rate("reference-0.6b", 1.0), rate("own", 2.0), rate("own", 3.0, "vllm")),
+    )
+    new = KindTables(kind="H200", provenance=replace(here, measured_on="2026-01-02"), engine=(rate("own", 4.0),))
+    both = new.beside(old)
+    assert both.hbm_copy == (copy,)
+    assert [(r.model, r.engine, r.tokens_per_s) for r in both.engine] == [
+        ("own", "torch", 4.0), ("reference-0.6b", "torch", 1.0), ("own", "vllm", 3.0)
+    ]  # fmt: skip
+    elsewhere = replace(old, provenance=replace(here, torch="2.12"))
+    assert new.beside(elsewhere) == new

@@ -353,3 +353,21 @@ def test_memory_of_machines_is_said_beside_their_devices() -> None:
     assert cluster(same, {**same, "kind": "H100"}).host_memory_bytes == {"y": 64e9}
     with pytest.raises(ConfigError, match="two amounts of memory"):
         cluster(same, {**same, "host_memory": "128 GB"})
+
+
+def test_our_own_trainer_and_engine_have_floors_on_cards_that_nobody_measured() -> None:
+    """Only in plans for what `hexctl up` runs: an exported plan is of another system."""
+    base = {"model": {"source": "pretrained", "path": "models/r1-distill-qwen-1.5b.json"}}
+    algorithm = {"objective": "decoupled", "micro_batch_tokens": 9000}
+    for engine, floor in (({}, 1.5e-3), ({"engine": "vllm"}, 0.0), ({"engine": "vllm", "eager": True}, 6e-4)):
+        c = config(**base, algorithm=algorithm, rollout=engine, planner={"capabilities": "runtime"})
+        p = problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path))
+        kind = p.cluster.kinds["H20"]
+        assert (kind.decode_floor_s, kind.train_floor_s, kind.train_fixed_s) == (floor, 1e-3, 0.1)
+        assert p.capabilities.train_row_tokens == 9000
+        assert not p.workload.proximal_forward, "one optimiser step a batch: the proximal policy is the current one"
+    c = config(**base, algorithm=algorithm, planner={"capabilities": "unrestricted"})
+    p = problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path))
+    assert p.cluster.kinds["H20"] == CATALOGUE["H20"]
+    assert p.capabilities.train_row_tokens is None
+    assert p.workload.proximal_forward
