@@ -132,7 +132,12 @@ class Watched:
 
 def parts(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Medians a step, seconds or counts, of the parts that metrics.jsonl has."""
-    names = [*TRAINER, *sorted({k for r in rows for k in r if k.startswith("flow_")}), "reward_wait_s", "trained_tokens"]
+    names = [
+        *TRAINER,
+        *sorted({k for r in rows for k in r if k.startswith("flow_")}),
+        "reward_wait_s",
+        "trained_tokens",
+    ]
     values = {name: [r[name] for r in rows if r.get(name) is not None] for name in names}
     return {name: statistics.median(found) for name, found in values.items() if found}
 
