@@ -14,7 +14,7 @@ from runtime.paths import RunPaths
 from runtime.rl.rewards.items import RewardItem, RewardResult
 from runtime.rl.types import SampleId
 
-GATHER_S = 0.03  # between two answers of one call: results that come meanwhile travel together
+GATHER_S = 0.03  # results that come within this time travel together
 
 
 class RewardActor:
@@ -64,11 +64,9 @@ class RewardActor:
         for sample in missing:
             self._waiting.setdefault(sample, []).append(queue)
         self._pool.submit(items)
-        loop, told_s = asyncio.get_running_loop(), float("-inf")
         while missing:
             results = [await queue.get()]
-            await asyncio.sleep(max(0.0, told_s + GATHER_S - loop.time()))  # the first after a pause goes at once
-            told_s = loop.time()
+            await asyncio.sleep(GATHER_S)
             while not queue.empty():
                 results.append(queue.get_nowait())
             missing -= {r.sample for r in results}
