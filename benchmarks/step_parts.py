@@ -124,7 +124,7 @@ class Watched:
             for line in log.read_text(errors="replace").splitlines():
                 if (found := STAMP.match(line)) is None:
                     continue
-                at = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f").timestamp() - began_unix_s
+                at = datetime.fromisoformat(found[1].replace(",", ".")).astimezone().timestamp() - began_unix_s
                 if at <= first:
                     lines.append((at, f"{at:7.2f} s  {log.stem}: {found[2][:120]}"))
         return [text for _, text in sorted(lines)]

@@ -12,6 +12,15 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # what an id beyond the vocabulary decode
 ChatTemplate = Literal["auto", "none"]
 
 
+# tokenizer_class of tokenizer_config.json -> class that AutoTokenizer takes, for these model types of config.json
+KNOWN_CLASSES: Mapping[str, tuple[str, frozenset[object]]] = {
+    "TokenizersBackend": ("TokenizersBackend", frozenset(("llama", "qwen3"))),
+    "PreTrainedTokenizerFast": ("TokenizersBackend", frozenset(("llama", "qwen3"))),
+    "Qwen2Tokenizer": ("Qwen2Tokenizer", frozenset(("qwen2", "qwen3"))),
+    "Qwen2TokenizerFast": ("Qwen2Tokenizer", frozenset(("qwen2", "qwen3"))),
+}
+
+
 class Tokenizer(Protocol):
     """What tasks, engines and trainers need of a tokenizer."""
 
@@ -96,13 +105,13 @@ class FolderTokenizer:
                 "tokenizer folder not found", where=str(folder), hint=f'"{BUILTIN_CHARS}" is the built-in one'
             )
         try:
-            from transformers import AutoTokenizer
+            chosen = _class_of(folder)
         except ImportError as e:
             raise ConfigError(
                 "reading a tokenizer folder needs transformers", where=str(folder), hint="pip install 'hexctl[run]'"
             ) from e
         try:
-            self._inner: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            self._inner: Any = chosen.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise ConfigError("not a tokenizer", where=str(folder), got=str(e).split("\n", maxsplit=1)[0]) from e
         self._eos_ids = frozenset(_eos_of(self._inner.eos_token_id) | _eos_in(folder / "generation_config.json"))
@@ -147,6 +156,19 @@ class FolderTokenizer:
         return [int(i) for i in self._inner.encode(text, add_special_tokens=True)]
 
 
+def _class_of(folder: Path) -> Any:
+    """The transformers class that reads the folder. Asking AutoTokenizer imports torch, seconds of flow's start on a cold
+    disk; what it would answer for the common folders is known."""
+    import transformers
+
+    shape, stated = _read(folder / "config.json"), _read(folder / "tokenizer_config.json")
+    known = KNOWN_CLASSES.get(str(stated.get("tokenizer_class")))
+    if known is None or shape.get("model_type") not in known[1] or {"auto_map"} & {*shape, *stated}:
+        return transformers.AutoTokenizer
+    older = not hasattr(transformers, "TokenizersBackend")  # transformers 4 has two classes of each name
+    return transformers.AutoTokenizer if older else getattr(transformers, known[0])
+
+
 def load_tokenizer(spec: str, base: Path) -> Tokenizer:
     """The tokenizer that `model.tokenizer` names; a folder is relative to `base`. Raises ConfigError."""
     if spec == BUILTIN_CHARS:
@@ -164,8 +186,13 @@ def _eos_of(value: object) -> set[int]:
 
 def _eos_in(file: Path) -> set[int]:
     """Chat models often end with another token than the tokenizer's; generation_config.json lists them."""
+    return _eos_of(_read(file).get("eos_token_id"))
+
+
+def _read(file: Path) -> Mapping[str, object]:
+    """A JSON object; empty when there is none."""
     try:
-        config = json.loads(file.read_text())
+        found = json.loads(file.read_text())
     except (OSError, ValueError):
-        return set()
-    return _eos_of(config.get("eos_token_id")) if isinstance(config, Mapping) else set()
+        return {}
+    return found if isinstance(found, Mapping) else {}

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ def test_what_is_packed_comes_back(tokens, logprobs, versions):
     assert unpack_logprobs(pack_logprobs(logprobs)) == logprobs
     runs = pack_runs(versions)
     assert unpack_runs(runs) == versions
-    assert all(a[0] != b[0] for a, b in zip(runs, runs[1:], strict=False)), "as few runs as there are changes"
+    assert all(a[0] != b[0] for a, b in pairwise(runs)), "as few runs as there are changes"
 
 
 def test_bytes_are_little_endian_whatever_the_machine():

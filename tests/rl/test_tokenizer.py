@@ -1,6 +1,8 @@
 """Tokenizers: the built-in characters, and folders written by transformers' own library."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,42 @@ def test_a_folder_without_a_template_or_without_an_end(tmp_path: Path) -> None:
     write_folder(tmp_path, eos=None)
     with pytest.raises(ConfigError, match="no end-of-sequence"):
         FolderTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "gemma", None])
+@pytest.mark.parametrize(
+    "stated", ["TokenizersBackend", "PreTrainedTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast"]
+)
+def test_the_class_is_the_one_transformers_would_take(tmp_path: Path, stated: str, model_type: str | None) -> None:
+    from transformers import AutoTokenizer
+
+    write_folder(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"tokenizer_class": stated}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if model_type is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    try:
+        expected = AutoTokenizer.from_pretrained(str(tmp_path), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError):
+        with pytest.raises(ConfigError, match="not a tokenizer"):
+            FolderTokenizer(tmp_path)
+        return
+    made = FolderTokenizer(tmp_path)
+    assert type(made._inner) is type(expected)
+    assert made.encode("what is 7") == expected.encode("what is 7", add_special_tokens=False)
+
+
+def test_reading_a_common_folder_does_not_import_torch(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    code = (
+        "import sys, pathlib\nfrom runtime.rl.tokenizer import FolderTokenizer\n"
+        "tokenizer = FolderTokenizer(pathlib.Path(sys.argv[1]))\n"
+        "assert tokenizer.render_prompt('be brief', 'what is 7')\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_a_folder_that_is_no_tokenizer(tmp_path: Path) -> None:

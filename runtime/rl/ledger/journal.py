@@ -4,8 +4,8 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from planner.record import record
-from runtime.rl.ledger.book import step_row
 from runtime.rl.arrays import TOKEN_BYTES, unpack_logprobs, unpack_tokens
+from runtime.rl.ledger.book import step_row
 from runtime.rl.ledger.draft import Segment
 from runtime.rl.ledger.rows import StepRow
 from runtime.rl.types import SampleId

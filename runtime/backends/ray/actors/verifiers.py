@@ -20,6 +20,7 @@ class RewardDispatch:
         self._run_id, self._deliver = run_id, deliver
         self._gathered: list[RewardItem] = []  # waits for `start`, then for the end of a gathering
         self._started = self._gathering = False
+        self._sent_s = float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(self, items: Sequence[RewardItem]) -> None:
@@ -40,8 +41,11 @@ class RewardDispatch:
         task.add_done_callback(self._tasks.discard)
 
     async def _gather(self) -> None:
-        """Samples end one by one; a call for each would cost more than most verifiers do."""
-        await asyncio.sleep(GATHER_S)
+        """Samples end one by one; a call for each would cost more than most verifiers do. The first after a pause goes at
+        once: somebody may wait for it alone."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, self._sent_s + GATHER_S - loop.time()))
+        self._sent_s = loop.time()
         items, self._gathered, self._gathering = tuple(self._gathered), [], False
         self._spawn(self._score(items))
 
