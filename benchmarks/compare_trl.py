@@ -39,12 +39,13 @@ ROWS = "steps.jsonl"
 COUNTED = ("samples", "trained_tokens", "reward_mean")
 
 
-def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Figures of one side from its steps: `at_s`, `samples`, `trained_tokens`, `reward_mean`. Fewer than SETTLE + 2 steps: no rates."""
+def summary(rows: Sequence[dict[str, float]], most: int | None = None) -> dict[str, float]:
+    """Figures of one side from its steps: `at_s`, `samples`, `trained_tokens`, `reward_mean`. Rates are over at most `most` steps;
+    fewer than SETTLE + 2 steps have none."""
     found: dict[str, float] = {"steps": len(rows)}
     if len(rows) < SETTLE + 2:
         return found
-    counted = rows[SETTLE + 1 :]
+    counted = rows[SETTLE + 1 :][:most]
     seconds = counted[-1]["at_s"] - rows[SETTLE]["at_s"]
     found["trained_tokens_per_s"] = sum(r["trained_tokens"] for r in counted) / seconds
     found["samples_per_s"] = sum(r["samples"] for r in counted) / seconds
@@ -73,7 +74,12 @@ def hexctl_rows(config: Path, seconds: float, root: Path, changed: Sequence[str]
     finally:
         run.close()
         sys.stderr.write(run.log.read_text()[-6000:])
-    return [{"at_s": r["time_unix_s"], **{k: r[k] for k in COUNTED}} for r in run.metrics()]
+    return rows_of(run.metrics())
+
+
+def rows_of(metrics: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """Steps of a metrics.jsonl."""
+    return [{"at_s": r["time_unix_s"], **{k: r[k] for k in COUNTED}} for r in metrics]
 
 
 def trl_rows(config: Path, seconds: float, root: Path, changed: Sequence[str]) -> list[dict[str, float]]:
@@ -226,6 +232,12 @@ def main() -> int:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="changes the configuration, for both"
     )
+    parser.add_argument(
+        "--rate-steps", type=int, help="rates over so many steps: while both sides' answers are as long still"
+    )
+    parser.add_argument(
+        "--metrics", type=Path, help="hexctl's side: a metrics.jsonl of this configuration on this machine"
+    )
     parser.add_argument("--json", type=Path, help="also write figures and steps here")
     parser.add_argument("--trl-steps", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
@@ -234,10 +246,14 @@ def main() -> int:
         train_with_trl(_loaded(given.config, given.set), given.seconds, given.url, given.trl_steps)
         return 0
     rows: dict[str, list[dict[str, float]]] = {}
+    if given.metrics is not None:
+        rows["hexctl"] = rows_of([json.loads(line) for line in given.metrics.read_text().splitlines()])
     for side in given.sides:
+        if side in rows:
+            continue
         with TemporaryDirectory() as root:
             rows[side] = SIDES[side](given.config, given.seconds, Path(root), given.set)
-    figures = {side: summary(steps) for side, steps in rows.items()}
+    figures = {side: summary(steps, given.rate_steps) for side, steps in rows.items()}
     for name in sorted({k for f in figures.values() for k in f}):
         print(f"{name:24}", *(f"{side} {f.get(name, float('nan')):>12,.4f}" for side, f in figures.items()))
     if given.json is not None:

@@ -19,6 +19,10 @@ def test_rates_count_the_steps_after_the_settled_one_over_the_time_from_its_end(
     assert found["step_s_median"] == pytest.approx(2.0)
     assert found["reward_last"] == 1.0
     assert found["reward_first"] == pytest.approx((LAST - SETTLE - 1) / LAST)
+    rows[-1] = {"at_s": rows[-2]["at_s"] + 1000.0, "samples": 4.0, "trained_tokens": 1.0, "reward_mean": 1.0}
+    assert summary(rows, 39)["trained_tokens_per_s"] == pytest.approx(50.0)
+    found = summary(rows)
+    assert found["trained_tokens_per_s"] < 5
     hours = (rows[-1]["at_s"] - rows[0]["at_s"]) / 3600
     assert found["reward_per_hour"] == pytest.approx((found["reward_last"] - found["reward_first"]) / hours)
 
