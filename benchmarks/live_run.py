@@ -212,9 +212,12 @@ def main() -> int:
     parser.add_argument("--skip", nargs="*", default=[], choices=["kill_rollout", "kill_train", "kill_daemon", "swap"])
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE for hexctl daemon")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--root", type=Path, help="where the run is kept; default: a folder that goes with it")
     given = parser.parse_args()
-    with TemporaryDirectory(prefix="hexctl-live-") as root:
-        disturbed = Disturbed(given.config, given.steps, Path(root), given.set, given.json)
+    with TemporaryDirectory(prefix="hexctl-live-") as folder:
+        root = given.root or Path(folder)
+        root.mkdir(parents=True, exist_ok=True)
+        disturbed = Disturbed(given.config, given.steps, root, given.set, given.json)
         try:
             disturbed.start()
             disturbed.undisturbed(given.undisturbed)

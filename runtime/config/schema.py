@@ -145,7 +145,7 @@ class TrainerSection(Section):
     checkpoint_every_steps: int = Field(
         1,
         ge=1,
-        le=4,
+        le=64,
         description="steps between two checkpoints; after a crash those since the newest are made again from the ledger's batches",
     )
     meet_deadline: Seconds = Field(

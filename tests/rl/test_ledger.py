@@ -206,6 +206,22 @@ def test_tokens_of_old_steps_are_dropped_and_the_sums_stay(ledger: Ledger, path:
     again.close()
 
 
+def test_a_ledger_told_to_keep_more_steps_takes_more_back(path: Path) -> None:
+    ledger = Ledger(path, keep_steps=2 * KEEP_STEPS)
+    for step in range(2 * KEEP_STEPS + 1):
+        admit(ledger)
+        done(ledger, step)
+        train(ledger, step, step)
+    with pytest.raises(LedgerError, match="no longer kept"):
+        ledger.fork(0)
+    ledger.fork(1)
+    assert sorted(ledger.book.reserved) == list(range(1, 2 * KEEP_STEPS + 1))
+    row = ledger.book.reserved[1]
+    assert ledger.trajectories(row.ids)[row.ids[0]].tokens == (1, 2, 3)
+    whole(ledger)
+    ledger.close()
+
+
 def test_a_fork_takes_back_what_is_still_kept_and_nothing_else(ledger: Ledger) -> None:
     for step in range(KEEP_STEPS + 2):
         admit(ledger)

@@ -9,7 +9,7 @@ from runtime.paths import RunPaths
 from runtime.policy.staleness import StalenessPolicy
 from runtime.rl.flow.flow import Flow
 from runtime.rl.flow.state import FlowFiles, FlowSettings
-from runtime.rl.ledger import Ledger
+from runtime.rl.ledger import KEEP_STEPS, Ledger
 from runtime.rl.rewards.items import RewardClient
 from runtime.rl.tasks import make_task
 from runtime.rl.tokenizer import Tokenizer
@@ -55,7 +55,8 @@ def open_flow(
     task = make_task(config, tokenizer)
     return Flow(
         settings=settings,
-        ledger=Ledger(paths.ledger),
+        # A crash may lose every step since the newest checkpoint, and the checkpoint itself.
+        ledger=Ledger(paths.ledger, keep_steps=KEEP_STEPS - 1 + config.trainer.checkpoint_every_steps),
         task=task,
         tokenizer=tokenizer,
         rewards=rewards,

@@ -12,7 +12,7 @@ from runtime.errors import RefusedError
 from runtime.policy.staleness import GroupView, ages
 from runtime.rl.flow.figures import StepFigures, decode_figures
 from runtime.rl.flow.state import FlowState
-from runtime.rl.ledger import KEEP_STEPS, GroupRow, StepRow, Trajectory
+from runtime.rl.ledger import GroupRow, StepRow, Trajectory
 from runtime.rl.train.advantage import group_advantages
 from runtime.rl.types import (
     Applied,
@@ -162,7 +162,7 @@ class TrainerDesk:
     def _uncount(self, start: int) -> None:
         """Steps from `start` on are made again: take back what they added to the run's figures."""
         ledger = self._state.ledger
-        again = [decode_figures(s.figures) for s in ledger.step_rows(KEEP_STEPS + 1) if s.step >= start]
+        again = [decode_figures(s.figures) for s in ledger.step_rows(ledger.keep_steps + 1) if s.step >= start]
         with ledger.transaction():
             ledger.count("trained_samples", -sum(f.samples for f in again))
             ledger.count("two_versions", -sum(f.two_versions for f in again))
@@ -191,7 +191,7 @@ class TrainerDesk:
 
     def _newest_known(self, marks: set[CheckpointMark]) -> CheckpointMark | None:
         """The checkpoint of the newest applied step that is left, as the ledger knows it."""
-        steps = self._state.ledger.step_rows(KEEP_STEPS + 1)
+        steps = self._state.ledger.step_rows(self._state.ledger.keep_steps + 1)
         known = (CheckpointMark(step=s.step, ids_hash=s.ids_hash, lineage=s.lineage) for s in reversed(steps))
         return next((m for m in known if m in marks), None)
 

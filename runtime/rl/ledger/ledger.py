@@ -27,7 +27,9 @@ from runtime.rl.ledger.rows import LEASABLE, GroupRow, ReplicaRow, SampleRow, St
 from runtime.rl.types import Append, FinishReason, SampleId, WeightsRef
 
 MAX_HOPS = 3  # leases in a row without a new token before a sample is given up
-KEEP_STEPS = 4  # applied steps whose tokens stay, so that they can be trained again when newer checkpoints are lost
+KEEP_STEPS = (
+    4  # applied steps whose tokens stay at least, so that they can be trained again when newer checkpoints are lost
+)
 
 Outcome = Literal["ok", "zombie", "duplicate", "gap"]
 
@@ -35,9 +37,9 @@ Outcome = Literal["ok", "zombie", "duplicate", "gap"]
 class Ledger:
     """The one writer of a run's ledger file. Not thread-safe."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or create. LedgerError when the file cannot be used."""
-        self._path = path
+    def __init__(self, path: Path, *, keep_steps: int = KEEP_STEPS) -> None:
+        """Open or create. `keep_steps`: applied steps whose tokens stay. LedgerError when the file cannot be used."""
+        self._path, self.keep_steps = path, keep_steps
         self._lock = lock(path)
         try:
             self._db = connect(path)
@@ -229,19 +231,19 @@ class Ledger:
             raise LedgerError(f"step {step} is not the next to apply", got=self._book.applied)
         for sample in row.ids:
             self._put(self._row(sample)._replace(state="APPLIED"))
-        self._open.prune_steps_below = step + 1 - KEEP_STEPS
+        self._open.prune_steps_below = step + 1 - self.keep_steps
         done = replace(row, state="APPLIED", lineage=self.lineage, figures=dict(figures), metrics=dict(metrics))
         return self._put_step(done)
 
     def fork(self, step: int) -> None:
         """Checkpoints of `step` and later are lost: reserve those steps again with the same samples, in a new lineage.
         LedgerError when their tokens are no longer kept. A transaction of its own."""
-        if step < self._book.applied - KEEP_STEPS:
+        if step < self._book.applied - self.keep_steps:
             raise LedgerError(
                 f"no usable checkpoint holds step {step}, and its tokens are no longer kept",
                 where=str(self._path),
                 got=f"{self._book.applied} steps applied",
-                expected=f"a checkpoint of step {self._book.applied - KEEP_STEPS - 1} or later",
+                expected=f"a checkpoint of step {self._book.applied - self.keep_steps - 1} or later",
                 hint="bring the checkpoint folder back, or start a new run from the exported weights",
             )
         with guarded(self._path):
