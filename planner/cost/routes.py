@@ -3,8 +3,8 @@
 Weights that cross a border twice are paid for twice, and borders are the slow links: one relay a region takes them and
 passes them on inside. Between regions and inside each of them the tree is the one whose slowest link is as fast as it can be
 (a maximum spanning tree after Prim, grown from the places that have the weights). Among links of one rate the cheaper goes
-first, then the shorter, then the one from the place with the fewest hops, so that a place sends about as much as it receives
-and a hop keeps the link it was promised.
+first, then the one whose path has the lowest latency, then the one from the place with the fewest hops, so that a place sends
+about as much as it receives and a hop keeps the link it was promised. `planner.cost.arrivals` times the tree.
 
 Every place of the trainer is taken to hold all published weights, and a place is as one device: handing weights on among
 its own devices is not a hop. Nothing here knows how many bytes there are; `Hop` and the functions below are asked with them.
@@ -100,7 +100,7 @@ def _borders(cluster: Cluster, has: Mapping[str, Sequence[Place]], wanting: Mapp
 
 def _grow(cluster: Cluster, sources: Sequence[Place], targets: Sequence[Place]) -> list[Hop]:
     """Prim's tree from any of `sources` over all `targets`."""
-    sent = dict.fromkeys(sources, 0)  # hops to other machines that leave a place
+    sent = {s: _Sent() for s in sources}
     best = {t: _better_of(cluster, t, None, sources, sent) for t in targets}
     hops: list[Hop] = []
     while best:
@@ -109,26 +109,35 @@ def _grow(cluster: Cluster, sources: Sequence[Place], targets: Sequence[Place]) 
         # A source may have gained hops since it was noted: among equal links an idle one is better.
         hop = _better_of(cluster, target, hop, sent, sent)
         hops.append(hop)
-        sent[target] = 0
+        source = sent[hop.source]
+        sent[target] = _Sent(latency_s=source.latency_s + hop.link.latency_s)
         if hop.source.node != target.node:
-            sent[hop.source] += 1
+            sent[hop.source] = _Sent(hops=source.hops + 1, latency_s=source.latency_s)
         for other, known in best.items():
             best[other] = _better_of(cluster, other, known, (target,), sent)
     return hops
 
 
+@record
+class _Sent:
+    """Of a place that has the weights: how many hops to other machines leave it, and how long the way to it is."""
+
+    hops: int = 0
+    latency_s: float = 0.0
+
+
 def _better_of(
-    cluster: Cluster, target: Place, known: Hop | None, sources: Iterable[Place], sent: Mapping[Place, int]
+    cluster: Cluster, target: Place, known: Hop | None, sources: Iterable[Place], sent: Mapping[Place, _Sent]
 ) -> Hop:
     """The best hop to `target`: the known one or one from `sources`."""
     offers = [Hop(source=s, target=target, link=link_between(cluster, s, target)) for s in sources]
     return min([*([known] if known else []), *offers], key=lambda hop: _rank(hop, sent))
 
 
-def _rank(hop: Hop, sent: Mapping[Place, int]) -> tuple[float, float, float, int]:
+def _rank(hop: Hop, sent: Mapping[Place, _Sent]) -> tuple[float, float, float, int]:
     """Lower is better."""
-    link = hop.link
-    return -link.bytes_per_s, link.egress_usd_per_gb, link.latency_s, sent[hop.source]
+    link, source = hop.link, sent[hop.source]
+    return -link.bytes_per_s, link.egress_usd_per_gb, source.latency_s + link.latency_s, source.hops
 
 
 def _sources_first(hops: Sequence[Hop], roots: Sequence[Place]) -> tuple[Hop, ...]:
