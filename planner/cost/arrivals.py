@@ -89,8 +89,7 @@ def weight_arrivals(cluster: Cluster, stops: Stops) -> tuple[tuple[Hop, ...], Ma
     hops = weight_tree(cluster, roots, wanting)
     found: dict[Place, Arrival] = {}
     for hop in hops:
-        before = found.get(hop.source) if hop.source != hop.target else None
-        found[hop.target] = _after(before, hop)
+        found[hop.target] = _after(None if hop.source in roots else found[hop.source], hop)
     several = {elsewhere_place(region, kind) for region, kind, n in stops.elsewhere if n > 1}
     for hop in hops:
         if hop.crosses and hop.target in several:  # the relay passes them on to its like
