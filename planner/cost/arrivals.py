@@ -110,11 +110,14 @@ def widest_links(cluster: Cluster, stops: Stops) -> Mapping[Place, Link]:
     roots, wanting = _ends(stops)
     every = tuple(dict.fromkeys((*roots, *wanting)))
     links = [[link_between(cluster, a, b) for b in every] for a in every]
-    latency_s, bytes_per_s = widest(
-        np.array([[x.latency_s for x in row] for row in links]),
-        np.array([[x.bytes_per_s for x in row] for row in links]),
-    )
-    source = [every.index(p) for p in roots]
+    latency = np.array([[x.latency_s for x in row] for row in links])
+    rate = np.array([[x.bytes_per_s for x in row] for row in links])
+    at_home, source = {p.node for p in roots}, [every.index(p) for p in roots]
+    for i, p in enumerate(every):
+        if p.node in at_home and i not in source:  # as the tree has it: from the trainer itself
+            others = [j for j in range(len(every)) if j not in (i, *source)]
+            latency[others, i], rate[others, i] = np.inf, 0.0
+    latency_s, bytes_per_s = widest(latency, rate)
     return {
         p: Link(latency_s=float(latency_s[source, i].min()), bytes_per_s=float(bytes_per_s[source, i].max()))
         for i, p in enumerate(every)
@@ -122,7 +125,7 @@ def widest_links(cluster: Cluster, stops: Stops) -> Mapping[Place, Link]:
 
 
 def widest(latency_s: Floats, bytes_per_s: Floats) -> tuple[Floats, Floats]:
-    """Of links between any two of n places ([n, n], the diagonal being the link inside a place): latencies of the shortest paths
+    """Of links from n places to each other ([n, n], the diagonal being the link inside a place): latencies of the shortest paths
     and rates of the widest ones, after Floyd and Warshall."""
     latency_s, bytes_per_s = latency_s.copy(), bytes_per_s.copy()
     for via in range(len(latency_s)):

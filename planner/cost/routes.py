@@ -6,11 +6,13 @@ passes them on inside. Between regions and inside each of them the tree is the o
 first, then the one whose path has the lowest latency, then the one from the place with the fewest hops, so that a place sends
 about as much as it receives and a hop keeps the link it was promised. `planner.cost.arrivals` times the tree.
 
-Every place of the trainer is taken to hold all published weights, and a place is as one device: handing weights on among
-its own devices is not a hop. Nothing here knows how many bytes there are; `Hop` and the functions below are asked with them.
+What is in one of the trainer's machines gets them from the trainer itself: they do not leave a machine to come back,
+however slow the link inside. Every place of the trainer is taken to hold all published weights, and a place is as one
+device: handing weights on among its own devices is not a hop. Nothing here knows how many bytes there are; `Hop` and
+the functions below are asked with them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from planner.cluster import Cluster, Link
 from planner.cost.network import Place, link_between
@@ -57,12 +59,13 @@ def weight_tree(cluster: Cluster, trainer: Sequence[Place], replicas: Sequence[P
     for place in targets:
         if place not in roots:
             wanting.setdefault(place.region, []).append(place)
+    at_home = {p.node for p in roots}
     hops = [Hop(source=p, target=p, link=link_between(cluster, p, p)) for p in targets if p in roots]
     for hop in _borders(cluster, has, wanting):
         hops.append(hop)
         has[hop.target.region] = [hop.target]
     for region, places in wanting.items():
-        hops += _grow(cluster, has[region], [p for p in places if p not in has[region]])
+        hops += _grow(cluster, has[region], [p for p in places if p not in has[region]], at_home)
     return _sources_first(hops, roots)
 
 
@@ -98,8 +101,10 @@ def _borders(cluster: Cluster, has: Mapping[str, Sequence[Place]], wanting: Mapp
     return _grow(cluster, [places[0] for places in has.values()], relays)
 
 
-def _grow(cluster: Cluster, sources: Sequence[Place], targets: Sequence[Place]) -> list[Hop]:
-    """Prim's tree from any of `sources` over all `targets`."""
+def _grow(
+    cluster: Cluster, sources: Sequence[Place], targets: Sequence[Place], at_home: Collection[str] = ()
+) -> list[Hop]:
+    """Prim's tree from any of `sources` over all `targets`; those in machines `at_home` only from `sources` themselves."""
     sent = {s: _Sent() for s in sources}
     best = {t: _better_of(cluster, t, None, sources, sent) for t in targets}
     hops: list[Hop] = []
@@ -107,14 +112,15 @@ def _grow(cluster: Cluster, sources: Sequence[Place], targets: Sequence[Place]) 
         target, hop = min(best.items(), key=lambda item: _rank(item[1], sent))
         del best[target]
         # A source may have gained hops since it was noted: among equal links an idle one is better.
-        hop = _better_of(cluster, target, hop, sent, sent)
+        hop = _better_of(cluster, target, hop, sources if target.node in at_home else sent, sent)
         hops.append(hop)
         source = sent[hop.source]
         sent[target] = _Sent(latency_s=source.latency_s + hop.link.latency_s)
         if hop.source.node != target.node:
             sent[hop.source] = _Sent(hops=source.hops + 1, latency_s=source.latency_s)
         for other, known in best.items():
-            best[other] = _better_of(cluster, other, known, (target,), sent)
+            if other.node not in at_home:
+                best[other] = _better_of(cluster, other, known, (target,), sent)
     return hops
 
 

@@ -67,14 +67,16 @@ def arrivals(cluster: Cluster, trainer: Sequence[Place], at: Sequence[Place]) ->
 
 def widest_rate(cluster: Cluster, trainer: Sequence[Place], over: Sequence[Place], to: Place) -> float:
     """Of all paths from the trainer over other places the one whose slowest link is fastest, by trying rates."""
+    at_home = {p.node for p in trainer}
+
+    def takes(a: Place, b: Place, rate: float) -> bool:
+        """What is in a machine of the trainer gets weights from the trainer."""
+        return (a in trainer or b.node not in at_home) and link_between(cluster, a, b).bytes_per_s >= rate
+
     rates = {link_between(cluster, a, b).bytes_per_s for a in (*trainer, *over) for b in (*trainer, *over)}
     for rate in sorted(rates, reverse=True):
         reached = set(trainer)
-        while more := {
-            b
-            for b in over
-            if b not in reached and any(link_between(cluster, a, b).bytes_per_s >= rate for a in reached)
-        }:
+        while more := {b for b in over if b not in reached and any(takes(a, b, rate) for a in reached)}:
             reached |= more
         if to in reached:
             return rate

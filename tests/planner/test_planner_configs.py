@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from planner import CATALOGUE, Budget, Capabilities, Feasible, Problem, device_kind, solve, violations
+from planner.cost.model import CostModel
+from planner.cost.network import best_link
+from planner.cost.update import update_s
 from planner.errors import UnknownName
 from planner.model import load_model_spec
 from planner.override import Override
@@ -349,3 +352,26 @@ def test_memory_of_machines_is_said_beside_their_devices() -> None:
     assert cluster(same, {**same, "kind": "H100"}).host_memory_bytes == {"y": 64e9}
     with pytest.raises(ConfigError, match="two amounts of memory"):
         cluster(same, {**same, "host_memory": "128 GB"})
+
+
+@pytest.mark.parametrize(
+    ("name", "region", "direct_s", "relayed_s"),
+    [
+        ("hetrl-s4", "oregon", 93.1, 76.2),
+        ("hetrl-s4", "virginia", 82.9, 76.2),
+        ("hetrl-s3", "ireland", 72.5, 70.2),
+        ("hetrl-s2", "virginia", 323.3, 323.3),
+    ],
+)
+def test_weights_of_hetrls_scenarios_go_round_slow_links(
+    name: str, region: str, direct_s: float, relayed_s: float
+) -> None:
+    """One region trains, all others generate: the table of docs/concepts/cost-model.md."""
+    cost = CostModel(shipped(f"{name}.toml", "models/qwen3-4b.json"))
+    at = [p for p in dict.fromkeys(cost.places.values()) if p.region != region]
+    trainer = [p for p in dict.fromkeys(cost.places.values()) if p.region == region]
+    paths = cost.arrivals(trainer, at)
+    relayed = max(update_s(cost.context, p.kind, paths[p].link) for p in at)
+    direct = max(update_s(cost.context, p.kind, best_link(cost.problem.cluster, tuple(trainer), (p,))) for p in at)
+    assert direct == pytest.approx(direct_s, abs=0.06)
+    assert relayed == pytest.approx(relayed_s, abs=0.06)
