@@ -6,8 +6,9 @@ a chain; its latencies (tens of microseconds each, beside seconds) are left out.
 stops.
 
 Relays pass on what they receive, so a path takes the latencies of its hops and one transfer over its slowest link. The tree
-enters a region once and leaves it once for each region behind it, so no link between regions carries the weights twice and
-nothing is divided; inside a region any two machines have a link of their own, as everywhere in this cost model.
+enters a region once, so no link between regions carries the weights twice and nothing is divided; inside a region any two
+machines have a link of their own, as everywhere in this cost model. Only where links inside a region are slower than the one
+into it, each stop takes the weights over the border itself, and they are taken not to contend: so a replica more never slows another.
 """
 
 from collections import Counter
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from planner.cluster import Cluster, Link
 from planner.cost.network import Place, link_between
 from planner.cost.routes import Hop, weight_tree
-from planner.record import record
+from planner.record import record, replace
 
 Floats = NDArray[np.float64]
 _AT_TRAINER, _ELSEWHERE = "\0trainer", "\0elsewhere"  # no machine is called so
@@ -47,7 +48,7 @@ class Stops:
     """What the tree depends on. Names of machines are not part of it, so that plans alike share an answer."""
 
     trainer: tuple[tuple[Machines, int], ...]  # machines alike with a part of the trainer: one, or 2 for several
-    elsewhere: tuple[tuple[str, str, int], ...]  # region, kind, one machine or 2 for several; a region's relay first
+    elsewhere: tuple[tuple[str, str], ...]  # region, kind; a region's relay first: of most machines
 
 
 def stops_of(trainer: Iterable[Place], replicas: Iterable[Place]) -> tuple[Stops, Mapping[Place, Place]]:
@@ -70,10 +71,7 @@ def stops_of(trainer: Iterable[Place], replicas: Iterable[Place]) -> tuple[Stops
     alike = Counter(of_node.values())
     stops = Stops(
         trainer=tuple((m, min(alike[m], 2)) for m in sorted(alike, key=_order)),
-        elsewhere=tuple(
-            (region, kind, min(n, 2))
-            for (region, kind), n in sorted(elsewhere.items(), key=lambda x: (x[0][0], -x[1], x[0][1]))
-        ),
+        elsewhere=tuple(sorted(elsewhere, key=lambda x: (x[0], -elsewhere[x], x[1]))),
     )
 
     def stands_for(p: Place) -> Place:
@@ -86,22 +84,36 @@ def stops_of(trainer: Iterable[Place], replicas: Iterable[Place]) -> tuple[Stops
 def weight_arrivals(cluster: Cluster, stops: Stops) -> tuple[tuple[Hop, ...], Mapping[Place, Arrival]]:
     """The tree over the stops, and the path to the last machine of each."""
     roots, wanting = _ends(stops)
-    hops = weight_tree(cluster, roots, wanting)
+    hops = list(weight_tree(cluster, roots, wanting))
     found: dict[Place, Arrival] = {}
-    for hop in hops:
+    entered: dict[str, Hop] = {}
+    for i, hop in enumerate(hops):
         found[hop.target] = _after(None if hop.source in roots else found[hop.source], hop)
-    several = {elsewhere_place(region, kind) for region, kind, n in stops.elsewhere if n > 1}
-    for hop in hops:
-        if hop.crosses and hop.target in several:  # the relay passes them on to its like
-            inside = Hop(source=hop.target, target=hop.target, link=cluster.same_kind.bulk())
-            known = found[hop.target]
-            if inside.link.bytes_per_s < known.link.bytes_per_s:
-                found[hop.target] = Arrival(link=_narrowed(known.link, inside.link, latency_s=0.0), over=inside)
+        if hop.crosses:
+            entered[hop.target.region] = hop
+        elif hop.target not in roots:
+            over = _over_a_border(cluster, hop, roots, entered, found)
+            if over is not None and over[1].link.bytes_per_s > found[hop.target].link.bytes_per_s:
+                hops[i], found[hop.target] = over
     for machines, n in stops.trainer:
         for kind in machines.generates if n > 1 else ():
             both = [found[_trainer_place(machines, kind, i)] for i in range(2)]
             found[_trainer_place(machines, kind, 0)] = min(both, key=lambda a: (a.link.bytes_per_s, -a.link.latency_s))
-    return hops, found
+    return tuple(hops), found
+
+
+def _over_a_border(
+    cluster: Cluster, hop: Hop, roots: Sequence[Place], entered: Mapping[str, Hop], found: Mapping[Place, Arrival]
+) -> tuple[Hop, Arrival] | None:
+    """The way to the target of a hop inside a region over the border itself: as the region's relay, or from a part of the trainer in
+    another region."""
+    border = entered.get(hop.target.region)
+    if border is not None:
+        return replace(border, target=hop.target), found[border.target]
+    apart = [p for p in roots if p.region != hop.target.region]
+    hops = [Hop(source=p, target=hop.target, link=link_between(cluster, p, hop.target)) for p in apart]
+    best = max(hops, key=lambda h: (h.link.bytes_per_s, -h.link.latency_s), default=None)
+    return None if best is None else (best, _after(None, best))
 
 
 def widest_links(cluster: Cluster, stops: Stops) -> Mapping[Place, Link]:
@@ -151,7 +163,7 @@ def _ends(stops: Stops) -> tuple[list[Place], list[Place]]:
     some = [(m, i) for m, n in stops.trainer for i in range(n)]
     roots = [_trainer_place(m, kind, i) for m, i in some for kind in m.trains]
     own = [_trainer_place(m, kind, i) for m, i in some for kind in m.generates]
-    return roots, [*roots, *own, *(elsewhere_place(region, kind) for region, kind, _ in stops.elsewhere)]
+    return roots, [*roots, *own, *(elsewhere_place(region, kind) for region, kind in stops.elsewhere)]
 
 
 def _order(machines: Machines) -> tuple[str, tuple[str, ...], tuple[str, ...]]:

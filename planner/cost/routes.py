@@ -2,8 +2,8 @@
 
 Weights that cross a border twice are paid for twice, and borders are the slow links: one relay a region takes them and
 passes them on inside. Between regions and inside each of them the tree is the one whose slowest link is as fast as it can be
-(a maximum spanning tree after Prim, grown from the places that have the weights). Among links of one rate the cheaper goes
-first, then the one whose path has the lowest latency, then the one from the place with the fewest hops, so that a place sends
+(widest paths after Prim and Dijkstra, grown from the places that have the weights). Among paths of one rate that with the
+cheaper last hop goes first, then the one with the lowest latency, then the one from the place with the fewest hops, so that a place sends
 about as much as it receives and a hop keeps the link it was promised. `planner.cost.arrivals` times the tree.
 
 What is in one of the trainer's machines gets them from the trainer itself: they do not leave a machine to come back,
@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from planner.cluster import Cluster, Link
 from planner.cost.network import Place, link_between
 from planner.errors import InvalidInput
-from planner.record import record
+from planner.record import record, replace
 
 
 @record
@@ -104,7 +104,7 @@ def _borders(cluster: Cluster, has: Mapping[str, Sequence[Place]], wanting: Mapp
 def _grow(
     cluster: Cluster, sources: Sequence[Place], targets: Sequence[Place], at_home: Collection[str] = ()
 ) -> list[Hop]:
-    """Prim's tree from any of `sources` over all `targets`; those in machines `at_home` only from `sources` themselves."""
+    """The tree of widest paths from any of `sources` over all `targets`; those in machines `at_home` only from `sources` themselves."""
     sent = {s: _Sent() for s in sources}
     best = {t: _better_of(cluster, t, None, sources, sent) for t in targets}
     hops: list[Hop] = []
@@ -115,9 +115,10 @@ def _grow(
         hop = _better_of(cluster, target, hop, sources if target.node in at_home else sent, sent)
         hops.append(hop)
         source = sent[hop.source]
-        sent[target] = _Sent(latency_s=source.latency_s + hop.link.latency_s)
+        rate = min(source.bytes_per_s, hop.link.bytes_per_s)
+        sent[target] = _Sent(latency_s=source.latency_s + hop.link.latency_s, bytes_per_s=rate)
         if hop.source.node != target.node:
-            sent[hop.source] = _Sent(hops=source.hops + 1, latency_s=source.latency_s)
+            sent[hop.source] = replace(source, hops=source.hops + 1)
         for other, known in best.items():
             if other.node not in at_home:
                 best[other] = _better_of(cluster, other, known, (target,), sent)
@@ -126,10 +127,11 @@ def _grow(
 
 @record
 class _Sent:
-    """Of a place that has the weights: how many hops to other machines leave it, and how long the way to it is."""
+    """Of a place that has the weights: how many hops to other machines leave it, and how long and wide the way to it is."""
 
     hops: int = 0
     latency_s: float = 0.0
+    bytes_per_s: float = float("inf")
 
 
 def _better_of(
@@ -143,7 +145,12 @@ def _better_of(
 def _rank(hop: Hop, sent: Mapping[Place, _Sent]) -> tuple[float, float, float, int]:
     """Lower is better."""
     link, source = hop.link, sent[hop.source]
-    return -link.bytes_per_s, link.egress_usd_per_gb, source.latency_s + link.latency_s, source.hops
+    return (
+        -min(source.bytes_per_s, link.bytes_per_s),
+        link.egress_usd_per_gb,
+        source.latency_s + link.latency_s,
+        source.hops,
+    )
 
 
 def _sources_first(hops: Sequence[Hop], roots: Sequence[Place]) -> tuple[Hop, ...]:
