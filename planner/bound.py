@@ -7,7 +7,7 @@ in `_STEPS` looks. With one device a role there is nothing to relax and the boun
 from collections.abc import Callable, Sequence
 
 from planner.cost.model import CostModel
-from planner.cost.network import Spread, best_link, local_link
+from planner.cost.network import Spread, local_link
 from planner.cost.step import Group, solve_period
 from planner.cost.training import StageShape, TrainerShape
 from planner.record import record
@@ -91,9 +91,10 @@ def _single(cost: CostModel, classes: Sequence[DeviceClass]) -> float | None:
         if trainer is None:
             continue
         groups: list[Group] = []
+        links = cost.widest_links((c.place,), [other.place for other in classes])
         for i, other in enumerate(classes):
             free = len(other.free) - (1 if i == t and not c.must_train else 0)
-            link = best_link(cluster, (c.place,), (other.place,))
+            link = links[other.place]
             offers = tuple(o for s in replica_shapes(cost, classes, other.place.kind) for o in cost.offers(s, link))
             for count, mandatory in ((len(other.must_roll), True), (free, False)):
                 if count and (offers or mandatory):

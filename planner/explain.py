@@ -4,16 +4,15 @@ import itertools
 from collections import Counter
 
 from planner.bound import Bound
+from planner.cost.arrivals import slowest_of
 from planner.cost.host import host_use, usable_bytes
 from planner.cost.model import CostModel, Scored
-from planner.cost.routes import egress_usd, weight_tree
+from planner.cost.routes import egress_usd
 from planner.cost.training import TrainerCost
 from planner.cost.update import update_bytes
 from planner.plan import Placement, Plan, Stage
 from planner.search import trained_on
 from planner.solution import Explanation
-
-_MOST_PLACES = 4096  # pairs of machines: the tree is not drawn for more
 
 
 def explain(cost: CostModel, scored: Scored, bound: Bound, runner_up: Scored | None = None) -> Explanation:
@@ -34,7 +33,7 @@ def explain(cost: CostModel, scored: Scored, bound: Bound, runner_up: Scored | N
         head = f"training and rollout are balanced at {unit(p.step_s)} a step"
     lines = [*(_group_line(cost, p, c, len(scored.sides) > 1) for p, c in scored.sides), _rollout_line(rollouts)]
     lines += _long_samples(rollouts)
-    lines += _sharing(scored.plan) + _weights(cost, scored.plan) + _host(cost, scored.plan)
+    lines += _sharing(scored.plan) + _weights(cost, scored.plan, p.update_s) + _host(cost, scored.plan)
     lines += _roles(cost, train, rollouts)
     if p.egress_usd_per_step:
         lines.append(f"${p.egress_usd_per_step:.2f} of egress a step, counted in $/Mtok")
@@ -118,14 +117,14 @@ def _sharing(plan: Plan) -> list[str]:
     return [f"{both} devices generate and do other tasks, in turns"] if both else []
 
 
-def _weights(cost: CostModel, plan: Plan) -> list[str]:
+def _weights(cost: CostModel, plan: Plan, update_s: float) -> list[str]:
     """How new weights travel where replicas are in several regions: each border is crossed once, to a relay."""
     train = plan.train
     assert train is not None
     source, target = cost.places_of(train.devices), cost.places_of(d for r in plan.rollouts for d in r.devices)
-    if len({p.region for p in (*source, *target)}) == 1 or len(source) * len(target) > _MOST_PLACES:
+    if len({p.region for p in (*source, *target)}) == 1:
         return []
-    hops = weight_tree(cost.problem.cluster, source, target)
+    hops = cost.weight_tree(source, target)
     every = cost.context.weights_full_every
     size = update_bytes(cost.problem.model, every, cost.context.a)
     over = sorted({f"{h.source.region} -> {h.target.region}" for h in hops if h.crosses})
@@ -138,7 +137,14 @@ def _weights(cost: CostModel, plan: Plan) -> list[str]:
         if every == 1
         else f"{size / 1e9:.2g} GB each in the mean: all weights once in {every}"
     )
-    return [f"weights cross {', '.join(over)} once an update ({each}), then spread inside{paid}"]
+    slowest = slowest_of([*cost.arrivals(source, target).values()]).over
+    last = (
+        f"{slowest.source.region} -> {slowest.target.region}" if slowest.crosses else f"inside {slowest.target.region}"
+    )
+    return [
+        f"weights cross {', '.join(over)} once an update ({each}), then spread inside{paid}; the last replica has them after "
+        f"{_seconds(update_s)}, the slowest hop being {last}"
+    ]
 
 
 def _host(cost: CostModel, plan: Plan) -> list[str]:

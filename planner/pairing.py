@@ -6,12 +6,15 @@ take part. From these alone `Pairing` says the shortest period of every cell. A 
 least use of any of them and the least seconds of any of them its period bounds them all.
 """
 
+import functools
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster import Link
+from planner.cost.arrivals import widest
 from planner.cost.model import CostModel
 from planner.cost.network import best_of
 from planner.cost.update import update_s
@@ -108,17 +111,42 @@ class Pairing:
         ]
 
     def home_link(self, combination: tuple[int, ...], kind: int, *, several: bool) -> Link:
-        """The best link from a trainer on those kinds to replicas of a kind in its own sites."""
-        return best_of([x for t in combination for x in self.pools.home_links(t, kind, several=several)])
+        """A link as good as any path from a trainer on those kinds to replicas of a kind in its own sites: replicas of other kinds
+        may pass weights on."""
+        latency_s, bytes_per_s = self._home_paths[several]
+        trains = list(combination)
+        return Link(latency_s=float(latency_s[trains, kind].min()), bytes_per_s=float(bytes_per_s[trains, kind].max()))
+
+    @functools.cached_property
+    def _home_paths(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+        """[k, k] latency and rate of the best path from kind to kind inside a trainer's sites: in one of them, in several."""
+        pools, kinds = self.pools, range(len(self.pools.kinds))
+        # A site that stands for several regions may have the path from one of them to another lead through other sites.
+        every = [any(len(g) > 1 for g in pools.sites), True]
+        out = []
+        for several in every:
+            links = [[best_of(pools.home_links(a, b, several=several)) for b in kinds] for a in kinds]
+            latency = np.array([[x.latency_s for x in row] for row in links])
+            out.append(widest(latency, np.array([[x.bytes_per_s for x in row] for row in links])))
+        return out[0], out[1]
+
+    @functools.cached_property
+    def _site_paths(self) -> tuple[Floats, Floats]:
+        """[r, r] latency and rate of the best path from site to site, over any others."""
+        sites = len(self.pools.sites)
+        latency, rate = np.full((sites, sites), np.inf), np.zeros((sites, sites))
+        for (a, b), link in self.pools.links.items():
+            latency[a, b] = latency[b, a] = link.latency_s
+            rate[a, b] = rate[b, a] = link.bytes_per_s
+        return widest(latency, rate)
 
     def _away(self, cost: CostModel, kind: int) -> Floats:
-        sites = len(self.pools.sites)
-        # As `best_of` has it: the lowest latency and the highest rate each for itself, and a transfer is the sum of the two.
-        latency, rest = np.full((sites, sites), np.inf), np.full((sites, sites), np.inf)
-        for (a, b), link in self.pools.links.items():
-            whole = update_s(cost.context, self.pools.kinds[kind], link)
-            latency[a, b] = latency[b, a] = link.latency_s
-            rest[a, b] = rest[b, a] = whole - link.latency_s
+        sites, name = range(len(self.pools.sites)), self.pools.kinds[kind]
+        latency, rate = self._site_paths
+        # The lowest latency and the highest rate each for itself, and a transfer is the sum of the two.
+        rest = np.full_like(latency, np.inf)
+        for a, b in itertools.permutations(sites, 2):
+            rest[a, b] = update_s(cost.context, name, Link(latency_s=0.0, bytes_per_s=float(rate[a, b])))
         least = [np.where(self.pools.member[:, :, None], x[None, :, :], np.inf).min(axis=1) for x in (latency, rest)]
         found: Floats = least[0] + least[1]
         return found

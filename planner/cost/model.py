@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from planner.calibration.records import Calibration
 from planner.cluster import Link
+from planner.cost.arrivals import Arrival, Stops, slowest_of, stops_of, weight_arrivals, widest_links
 from planner.cost.assumptions import Assumptions
 from planner.cost.context import context_of
 from planner.cost.decode import Level, ReplicaShape, concurrency_grid, replica_level, sync_grid
@@ -14,6 +15,7 @@ from planner.cost.host import overfull
 from planner.cost.memory import replica_resident_bytes, running_limit, tp_divides
 from planner.cost.network import Place, best_link, spread_of
 from planner.cost.ranks import MixedShape, RankShape, mixed_cost, mixed_shape, rank_imbalance
+from planner.cost.routes import Hop
 from planner.cost.step import Group, Offer, Rules, even_period, make_offer, rules_of, solve_period, window_needed_s
 from planner.cost.traffic import linked_egress_usd
 from planner.cost.training import StageShape, TrainerCost, TrainerShape, imbalance, train_cost
@@ -23,8 +25,6 @@ from planner.plan import Placement, Plan, Prediction, Stage, Task
 from planner.problem import Problem
 from planner.record import record, replace
 from planner.workflow import phi, side_tasks, tasks_of
-
-_ELSEWHERE = "\0elsewhere"  # no machine is called so
 
 
 @record
@@ -58,6 +58,8 @@ class CostModel:
         self._mixed_skew: dict[tuple[tuple[int, float], ...], float] = {}
         self._curves: dict[tuple[ReplicaShape, int], tuple[Level, Curve]] = {}
         self._offers: dict[tuple[ReplicaShape, Link, float], tuple[Offer, ...]] = {}
+        self._trees: dict[Stops, tuple[tuple[Hop, ...], Mapping[Place, Arrival]]] = {}
+        self._widest: dict[Stops, Mapping[Place, Link]] = {}
 
     @property
     def shares_devices(self) -> bool:
@@ -157,6 +159,28 @@ class CostModel:
         """The distinct places of some devices, in order."""
         return tuple(dict.fromkeys(self.places[d] for d in devices))
 
+    def weight_tree(self, trainer: Iterable[Place], replicas: Iterable[Place]) -> tuple[Hop, ...]:
+        """The hops by which new weights reach the stops of some replicas (`planner.cost.arrivals`)."""
+        return self._tree(stops_of(trainer, replicas)[0])[0]
+
+    def arrivals(self, trainer: Iterable[Place], replicas: Iterable[Place]) -> Mapping[Place, Arrival]:
+        """The path of new weights to each place of the replicas of one plan."""
+        stops, stands = stops_of(trainer, replicas)
+        found = self._tree(stops)[1]
+        return {p: found[stop] for p, stop in stands.items()}
+
+    def _tree(self, stops: Stops) -> tuple[tuple[Hop, ...], Mapping[Place, Arrival]]:
+        if stops not in self._trees:
+            self._trees[stops] = weight_arrivals(self.problem.cluster, stops)
+        return self._trees[stops]
+
+    def widest_links(self, trainer: Iterable[Place], replicas: Iterable[Place]) -> Mapping[Place, Link]:
+        """For each place a link as good as its path in any plan whose replicas are at some of these places."""
+        stops, stands = stops_of(trainer, replicas)
+        if stops not in self._widest:
+            self._widest[stops] = widest_links(self.problem.cluster, stops)
+        return {p: self._widest[stops][stop] for p, stop in stands.items()}
+
     def trainer_shape(
         self, placement: Placement, tasks: tuple[Task, ...] = (), beside_bytes: Mapping[str, float] | None = None
     ) -> TrainerShape | MixedShape:
@@ -241,16 +265,11 @@ class CostModel:
     ) -> list[tuple[Group, list[Placement]]] | None:
         """Replicas that offer the same, together."""
         found: dict[tuple[Offer, ...], list[Placement]] = {}
-        at_home = {p.node for p in trainer}
-        links: dict[tuple[Place, ...], Link] = {}
-        for r in rollouts:
+        at = [self.places_of(r.devices) for r in rollouts]
+        arrivals = self.arrivals(trainer, dict.fromkeys(itertools.chain.from_iterable(at)))
+        for r, places in zip(rollouts, at, strict=True):
             shape = ReplicaShape(kind=r.kind, tp=r.tp, pp=r.pp)
-            # Machines without a part of the trainer look alike to it but for their kind and region.
-            places = (p if p.node in at_home else replace(p, node=_ELSEWHERE) for p in self.places_of(r.devices))
-            looks = tuple(dict.fromkeys(places))
-            if looks not in links:
-                links[looks] = best_link(self.problem.cluster, trainer, looks)
-            link = links[looks]
+            link = slowest_of([arrivals[p] for p in places]).link
             beside = max((resident[d] for d in r.devices if d in resident), default=0.0)
             offers = self.offers(shape, link, beside)
             if r.max_running is not None and offers:

@@ -2,20 +2,22 @@
 
 Weights that cross a border twice are paid for twice, and borders are the slow links: one relay a region takes them and
 passes them on inside. Between regions and inside each of them the tree is the one whose slowest link is as fast as it can be
-(a maximum spanning tree after Prim, grown from the places that have the weights). Among links of one rate the cheaper goes
-first, then the shorter, then the one from the place with the fewest hops, so that a place sends about as much as it receives
-and a hop keeps the link it was promised.
+(widest paths after Prim and Dijkstra, grown from the places that have the weights). Among paths of one rate that with the
+cheaper last hop goes first, then the one with the lowest latency, then the one from the place with the fewest hops, so that a place sends
+about as much as it receives and a hop keeps the link it was promised. `planner.cost.arrivals` times the tree.
 
-Every place of the trainer is taken to hold all published weights, and a place is as one device: handing weights on among
-its own devices is not a hop. Nothing here knows how many bytes there are; `Hop` and the functions below are asked with them.
+What is in one of the trainer's machines gets them from the trainer itself: they do not leave a machine to come back,
+however slow the link inside. Every place of the trainer is taken to hold all published weights, and a place is as one
+device: handing weights on among its own devices is not a hop. Nothing here knows how many bytes there are; `Hop` and
+the functions below are asked with them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from planner.cluster import Cluster, Link
 from planner.cost.network import Place, link_between
 from planner.errors import InvalidInput
-from planner.record import record
+from planner.record import record, replace
 
 
 @record
@@ -57,12 +59,13 @@ def weight_tree(cluster: Cluster, trainer: Sequence[Place], replicas: Sequence[P
     for place in targets:
         if place not in roots:
             wanting.setdefault(place.region, []).append(place)
+    at_home = {p.node for p in roots}
     hops = [Hop(source=p, target=p, link=link_between(cluster, p, p)) for p in targets if p in roots]
     for hop in _borders(cluster, has, wanting):
         hops.append(hop)
         has[hop.target.region] = [hop.target]
     for region, places in wanting.items():
-        hops += _grow(cluster, has[region], [p for p in places if p not in has[region]])
+        hops += _grow(cluster, has[region], [p for p in places if p not in has[region]], at_home)
     return _sources_first(hops, roots)
 
 
@@ -98,37 +101,56 @@ def _borders(cluster: Cluster, has: Mapping[str, Sequence[Place]], wanting: Mapp
     return _grow(cluster, [places[0] for places in has.values()], relays)
 
 
-def _grow(cluster: Cluster, sources: Sequence[Place], targets: Sequence[Place]) -> list[Hop]:
-    """Prim's tree from any of `sources` over all `targets`."""
-    sent = dict.fromkeys(sources, 0)  # hops to other machines that leave a place
+def _grow(
+    cluster: Cluster, sources: Sequence[Place], targets: Sequence[Place], at_home: Collection[str] = ()
+) -> list[Hop]:
+    """The tree of widest paths from any of `sources` over all `targets`; those in machines `at_home` only from `sources` themselves."""
+    sent = {s: _Sent() for s in sources}
     best = {t: _better_of(cluster, t, None, sources, sent) for t in targets}
     hops: list[Hop] = []
     while best:
         target, hop = min(best.items(), key=lambda item: _rank(item[1], sent))
         del best[target]
         # A source may have gained hops since it was noted: among equal links an idle one is better.
-        hop = _better_of(cluster, target, hop, sent, sent)
+        hop = _better_of(cluster, target, hop, sources if target.node in at_home else sent, sent)
         hops.append(hop)
-        sent[target] = 0
+        source = sent[hop.source]
+        rate = min(source.bytes_per_s, hop.link.bytes_per_s)
+        sent[target] = _Sent(latency_s=source.latency_s + hop.link.latency_s, bytes_per_s=rate)
         if hop.source.node != target.node:
-            sent[hop.source] += 1
+            sent[hop.source] = replace(source, hops=source.hops + 1)
         for other, known in best.items():
-            best[other] = _better_of(cluster, other, known, (target,), sent)
+            if other.node not in at_home:
+                best[other] = _better_of(cluster, other, known, (target,), sent)
     return hops
 
 
+@record
+class _Sent:
+    """Of a place that has the weights: how many hops to other machines leave it, and how long and wide the way to it is."""
+
+    hops: int = 0
+    latency_s: float = 0.0
+    bytes_per_s: float = float("inf")
+
+
 def _better_of(
-    cluster: Cluster, target: Place, known: Hop | None, sources: Iterable[Place], sent: Mapping[Place, int]
+    cluster: Cluster, target: Place, known: Hop | None, sources: Iterable[Place], sent: Mapping[Place, _Sent]
 ) -> Hop:
     """The best hop to `target`: the known one or one from `sources`."""
     offers = [Hop(source=s, target=target, link=link_between(cluster, s, target)) for s in sources]
     return min([*([known] if known else []), *offers], key=lambda hop: _rank(hop, sent))
 
 
-def _rank(hop: Hop, sent: Mapping[Place, int]) -> tuple[float, float, float, int]:
+def _rank(hop: Hop, sent: Mapping[Place, _Sent]) -> tuple[float, float, float, int]:
     """Lower is better."""
-    link = hop.link
-    return -link.bytes_per_s, link.egress_usd_per_gb, link.latency_s, sent[hop.source]
+    link, source = hop.link, sent[hop.source]
+    return (
+        -min(source.bytes_per_s, link.bytes_per_s),
+        link.egress_usd_per_gb,
+        source.latency_s + link.latency_s,
+        source.hops,
+    )
 
 
 def _sources_first(hops: Sequence[Hop], roots: Sequence[Place]) -> tuple[Hop, ...]:

@@ -1,8 +1,9 @@
 """Bytes a plan moves between regions, and what the links between them bill for it.
 
-Counted a step: new weights once to each region that rolls out, prompts there and samples back, activations and their gradients
-between stages in two regions, gradients of a stage that spans regions. A prompt token is 4 bytes, a sampled one 8 (its number
-and its log-probability). Weights start, and samples end, in the region of the trainer's first device.
+Counted a step: new weights once into each region that rolls out, by the relay tree (`planner.cost.arrivals`), prompts there and
+samples back, activations and their gradients between stages in two regions, gradients of a stage that spans regions. A prompt
+token is 4 bytes, a sampled one 8 (its number and its log-probability). Prompts start, and samples end, in the region of the
+trainer's first device.
 """
 
 import itertools
@@ -10,6 +11,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from planner.cost.arrivals import stops_of, weight_arrivals
+from planner.cost.network import Place
 from planner.cost.update import update_bytes
 from planner.plan import Placement, Plan
 from planner.problem import Problem
@@ -45,15 +48,21 @@ def linked_egress_usd(problem: Problem, plan: Plan) -> float:
 def _samples(
     problem: Problem, plan: Plan, region: Mapping[str, str], home: str
 ) -> Iterator[tuple[tuple[str, str], float]]:
-    """Weights and prompts to the regions that generate, samples back."""
+    """Weights along their tree, prompts to the regions that generate, samples back."""
     work = problem.workload
     weights = update_bytes(problem.model, problem.capabilities.weights_full_every)
+    train = plan.train
+    assert train is not None
+    at = {d.id: Place(node=d.node, kind=d.kind, region=d.region) for d in problem.cluster.devices}
+    stops, _ = stops_of((at[d] for d in train.devices), (at[d] for r in plan.rollouts for d in r.devices))
+    for hop in weight_arrivals(problem.cluster, stops)[0]:
+        yield (hop.source.region, hop.target.region), weights
     shares: dict[str, float] = defaultdict(float)
     for r in plan.rollouts:
         shares[region[r.devices[0]]] += r.share or 0.0
     for there, share in shares.items():
         samples = work.samples_per_step * share
-        yield (home, there), weights + samples * work.prompt.mean_tokens * _PROMPT_BYTES
+        yield (home, there), samples * work.prompt.mean_tokens * _PROMPT_BYTES
         yield (there, home), samples * work.response.mean_tokens * _SAMPLED_BYTES
 
 

@@ -1,9 +1,12 @@
 """From placements to speeds and paths, all by the planner's cost model of one problem."""
 
+from collections.abc import Collection
+
 from planner.cluster import Link
+from planner.cost.arrivals import Arrival, slowest_of
 from planner.cost.decode import ReplicaShape
 from planner.cost.model import CostModel
-from planner.cost.network import Place, best_link
+from planner.cost.network import Place
 from planner.cost.update import update_bytes, update_s
 from planner.plan import Placement, Plan
 from planner.problem import Problem
@@ -23,6 +26,7 @@ class Physics:
     def __init__(self, problem: Problem, tables: dict[tuple[ReplicaShape, int], ReplicaSpeed] | None = None) -> None:
         self.problem = problem
         self.cost = CostModel(problem)
+        self._routed: tuple[Plan, dict[tuple[str, ...], WeightsPath]] | None = None
         self.tables = {} if tables is None else tables  # may be shared by problems that differ in their devices only
 
     def replica(self, p: Placement) -> ReplicaSpeed:
@@ -38,32 +42,45 @@ class Physics:
         scored = self.cost.evaluate(plan)
         return None if scored is None else trainer_speed(self.cost.context, scored.prediction.train_s)
 
-    def path(self, p: Placement, trainer: Placement) -> WeightsPath:
-        """How new weights get from the trainer to a replica."""
-        ours, theirs = self.cost.places_of(p.devices), self.cost.places_of(trainer.devices)
-        link = best_link(self.problem.cluster, theirs, ours)
-        whole_s = update_s(self.cost.context, p.kind, link)
-        fixed_s = update_s(self.cost.context, p.kind, Link(latency_s=link.latency_s, bytes_per_s=_NO_LIMIT))
-        size = update_bytes(self.cost.context.model, self.cost.context.weights_full_every, self.cost.context.a)
-        moving_s = whole_s - fixed_s
+    def path(self, p: Placement, plan: Plan) -> WeightsPath:
+        """How new weights get to a replica of a plan."""
+        if self._routed is None or self._routed[0] is not plan:
+            self._routed = plan, self._paths(plan)
+        return self._routed[1][p.devices]
+
+    def _paths(self, plan: Plan) -> dict[tuple[str, ...], WeightsPath]:
+        """By the replicas' devices, along the tree that the cost model times. Relays pass on what they receive, so a path is
+        a stream over its slowest hop; replicas behind one such hop wait for one stream."""
+        assert plan.train is not None
+        at = {p.devices: (p.kind, self.cost.places_of(p.devices)) for p in plan.rollouts}
+        trainer = self.cost.places_of(plan.train.devices)
+        arrivals = self.cost.arrivals(trainer, dict.fromkeys(x for _, places in at.values() for x in places))
+        found = {}
+        for devices, (kind, places) in at.items():
+            last = slowest_of([arrivals[x] for x in places])
+            place = next(x for x in places if arrivals[x] == last)
+            found[devices] = self._over(kind, last, _link_name(last, place, trainer))
+        return found
+
+    def _over(self, kind: str, arrival: Arrival, name: str) -> WeightsPath:
+        ctx, link = self.cost.context, arrival.link
+        fixed_s = update_s(ctx, kind, Link(latency_s=link.latency_s, bytes_per_s=_NO_LIMIT))
+        size = update_bytes(ctx.model, ctx.weights_full_every, ctx.a)
+        moving_s = update_s(ctx, kind, link) - fixed_s
         return WeightsPath(
-            link=_link_name(ours, theirs),
+            link=name,
             bytes_per_s=size / moving_s if moving_s > 0 else _NO_LIMIT,
             size_bytes=size,
             fixed_s=fixed_s,
         )
 
 
-def _link_name(ours: tuple[Place, ...], theirs: tuple[Place, ...]) -> str:
-    """The link that weights take to a replica: a machine's own, the way into a machine, or that between two regions."""
-    nodes, regions = {p.node for p in theirs}, {p.region for p in theirs}
-    inside = next((p for p in ours if p.node in nodes), None)
-    if inside is not None:
-        return f"inside {inside.node}"
-    near = next((p for p in ours if p.region in regions), None)
-    if near is not None:
-        return f"into {near.node}"
-    return f"{min(regions)} to {ours[0].region}"
+def _link_name(arrival: Arrival, place: Place, trainer: Collection[Place]) -> str:
+    """The slowest hop to a place: a link between two regions, a machine's own, or the way into a machine."""
+    hop = arrival.over
+    if hop.crosses:
+        return f"{hop.source.region} to {hop.target.region}"
+    return f"inside {place.node}" if place.node in {p.node for p in trainer} else f"into {place.node}"
 
 
 def flow_rules(

@@ -199,12 +199,10 @@ class Run:
         return bool(set(p.devices) & set(self._train.devices))
 
     def _start(self, name: str, p: Placement, physics: Physics, *, at_once: bool) -> None:
-        if not all(d in self.present for d in p.devices) or physics.problem is None or self.plan is None:
+        if not all(d in self.present for d in p.devices) or physics.problem is None or self._wanted is None:
             return
         self._placed[name] = p
-        train = self.plan.train
-        assert train is not None
-        path = physics.path(p, train)
+        path = physics.path(p, self._wanted)
 
         def serve() -> None:
             if self._placed.get(name) is p and name not in self._serving:
@@ -267,6 +265,9 @@ class Run:
         if self._train is None:
             self._train = plan.train
             self.flow.set_trainer(physics.trainer(plan), slow=self._factor(plan.train))
+        for p in plan.rollouts:  # a replica that stays may have another relay now
+            if _name(p) in self._serving:
+                self.flow.weights.join(_name(p), physics.path(p, plan))
 
     def _factor(self, p: Placement) -> float:
         return max((self.slow.get(d, 1.0) for d in p.devices), default=1.0)

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from planner import CATALOGUE, Budget, Capabilities, Feasible, Problem, device_kind, solve, violations
+from planner.cost.model import CostModel
+from planner.cost.network import best_link
+from planner.cost.update import update_s
 from planner.errors import UnknownName
 from planner.model import load_model_spec
 from planner.override import Override
@@ -371,3 +374,26 @@ def test_our_own_trainer_and_engine_have_floors_on_cards_that_nobody_measured() 
     assert p.cluster.kinds["H20"] == CATALOGUE["H20"]
     assert p.capabilities.train_row_tokens is None
     assert p.workload.proximal_forward
+
+
+@pytest.mark.parametrize(
+    ("name", "region", "direct_s", "relayed_s"),
+    [
+        ("hetrl-s4", "oregon", 93.1, 76.2),
+        ("hetrl-s4", "virginia", 82.9, 76.2),
+        ("hetrl-s3", "ireland", 72.5, 70.2),
+        ("hetrl-s2", "virginia", 323.3, 323.3),
+    ],
+)
+def test_weights_of_hetrls_scenarios_go_round_slow_links(
+    name: str, region: str, direct_s: float, relayed_s: float
+) -> None:
+    """One region trains, all others generate: the table of docs/concepts/cost-model.md."""
+    cost = CostModel(shipped(f"{name}.toml", "models/qwen3-4b.json"))
+    at = [p for p in dict.fromkeys(cost.places.values()) if p.region != region]
+    trainer = [p for p in dict.fromkeys(cost.places.values()) if p.region == region]
+    paths = cost.arrivals(trainer, at)
+    relayed = max(update_s(cost.context, p.kind, paths[p].link) for p in at)
+    direct = max(update_s(cost.context, p.kind, best_link(cost.problem.cluster, tuple(trainer), (p,))) for p in at)
+    assert direct == pytest.approx(direct_s, abs=0.06)
+    assert relayed == pytest.approx(relayed_s, abs=0.06)

@@ -50,6 +50,8 @@ def all_trees(roots: Sequence[Place], targets: Sequence[Place]) -> Iterator[list
         crossings = [t.region for t, s in parent.items() if s.region != t.region]
         if len(set(crossings)) < len(crossings) or home & set(crossings):
             continue
+        if any(t.node in {r.node for r in roots} and s not in roots for t, s in parent.items()):
+            continue  # weights do not leave a machine to come back
         if all(reaches_a_root(t, parent, roots) for t in targets):
             yield list(zip(sources, targets, strict=True))
 

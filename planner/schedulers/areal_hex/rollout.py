@@ -19,11 +19,11 @@ from planner.cluster import Link
 from planner.cost.decode import ReplicaShape
 from planner.cost.memory import replica_resident_bytes
 from planner.cost.model import CostModel
-from planner.cost.network import Place, best_link
+from planner.cost.network import Place
 from planner.cost.step import Group, Offer, solve_period
 from planner.knapsack import fill
 from planner.placing import ReplicaLayout
-from planner.record import record, replace
+from planner.record import record
 from planner.space import DeviceClass, replica_shapes
 
 _ROUNDS = 12
@@ -133,22 +133,13 @@ def _types(
     trainer: tuple[Place, ...],
     shared: Sequence[Sequence[tuple[float, int]]] = (),
 ) -> list[_NodeType]:
-    # A link depends on kinds and regions, and on whether the machine is the same: one place for each of the former will do.
-    some = tuple({(p.region, p.kind): p for p in trainer}.values())
-    beside: dict[str, list[Place]] = {}
-    for p in trainer:
-        beside.setdefault(p.node, []).append(p)
-    links: dict[tuple[Place, ...], Link] = {}
     found: dict[tuple[str, tuple[tuple[float, int], ...], Link, int], list[int]] = {}
+    # Weights may be passed on by replicas on any of these machines.
+    links = cost.widest_links(trainer, [c.place for c in classes])
     for i, c in enumerate(classes):
         levels = _levels(counts[i], shared[i] if shared else ())
         if levels[-1][1] > 0:
-            near = tuple(beside.get(c.place.node, ()))
-            # Places in no machine of the trainer look alike to it.
-            looks = c.place if near else replace(c.place, node="")
-            if (looks, *near) not in links:
-                links[looks, *near] = best_link(cost.problem.cluster, (*near, *some), (looks,))
-            link = links[looks, *near]
+            link = links[c.place]
             alone = i if c.must_roll else -1
             found.setdefault((c.place.kind, levels, link, alone), []).append(i)
     return [

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from planner.cluster import Link
 from planner.cost.decode import ReplicaShape
 from planner.cost.memory import replica_resident_bytes
-from planner.cost.network import Place, best_link
+from planner.cost.network import Place, best_of
 from planner.cost.step import Offer
 from planner.record import record
 from planner.schedulers.hetrl.columns import Candidate, Candidates, Slot
@@ -38,8 +38,9 @@ def actor_places(candidates: Candidates, c: Candidate) -> tuple[Place, ...]:
 
 
 def links_to(candidates: Candidates, at: Sequence[int]) -> dict[Link, list[int]]:
-    """The links over which weights may reach pools `at`, each with the candidates that train the actor at its other end."""
-    cluster = candidates.problem.cluster
+    """The paths over which weights may reach pools `at`, as good as replicas elsewhere can make them, each with the candidates
+    that train the actor at its other end."""
+    every = [c.place for c in candidates.classes]
     target = tuple(candidates.classes[i].place for p in at for i in candidates.pools[p])
     known: dict[tuple[Place, ...], Link] = {}
     out: dict[Link, list[int]] = {}
@@ -50,7 +51,8 @@ def links_to(candidates: Candidates, at: Sequence[int]) -> dict[Link, list[int]]
                 # A pool of several machines has some that the trainer is not on.
                 apart = tuple(p for p in target if p.node not in {x.node for x in places})
                 away = apart if len(target) > len(at) and apart and not candidates.shared else target
-                known[places] = best_link(cluster, places, away)
+                links = candidates.cost.widest_links(places, every)
+                known[places] = best_of(links[p] for p in away)
             out.setdefault(known[places], []).append(n)
     return out
 

@@ -129,13 +129,16 @@ class SimulatedRun:
             if body.trains and self._trainer is None:
                 self._begin_training(key, body)
         trainer = None if self._trainer is None else self._place(self._trainer, self.fleet.bodies[self._trainer])
-        for key, body in working.items():
-            if not body.trains and key not in self._serving and trainer is not None:
-                place = self._place(key, body)
-                if place is not None:
-                    self._serving[key] = f"{body.id}:{body.epoch}"
-                    path = self._physics.path(place, trainer)
-                    self.flow.add_replica(self._serving[key], self._physics.replica(place), path)
+        new = [k for k, b in working.items() if not b.trains and k not in self._serving]
+        if trainer is None or not new:
+            return
+        at = {k: p for k, b in working.items() if not b.trains and (p := self._place(k, b)) is not None}
+        plan = Plan(placements=(trainer, *at.values()))
+        for key, place in at.items():
+            if key in new:
+                self._serving[key] = f"{key[0]}:{key[1]}"
+                path = self._physics.path(place, plan)
+                self.flow.add_replica(self._serving[key], self._physics.replica(place), path)
 
     def _begin_training(self, key: tuple[str, int], body: SimBody) -> None:
         self._lay_out(body)
