@@ -5,7 +5,7 @@ A unit's speed is the median of its newest blocks, so that one odd block says no
 held against the other units of as many devices of its kind in its role that are not slow. So a model that is wrong about a whole kind makes
 nobody slow: that is the calibration factor's business. A unit without such peers, as a run's only trainer, is held against its
 own past, which follows it slowly while nothing is wrong: what changes over hours (longer answers) is calibration, what changes
-within minutes is drift.
+within minutes is drift. A slow one that has no past where it was moved to is held against its kind's factor there.
 
 Slow devices, and those whose newest block was, are left out of their kind's factor (`aside`): measured / modelled speed =
 calibration factor x speed, and nothing is counted twice. Devices of one unit share its figure; which of them is to blame
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from planner.record import record
 from runtime.core import event as ev
-from runtime.core.calibrating import KEEP, LEAST, MOST, RECENT, Calibrating, Recent
+from runtime.core.calibrating import KEEP, LEAST, MOST, RECENT, Calibrating, Recent, factor_for
 from runtime.core.event import UnitRole
 from runtime.core.state import ClusterState
 from runtime.policy.drift import LEAST_SHARE, MATERIAL, DeviceDrift, DriftRule, watched
@@ -97,10 +97,10 @@ class _Look:
         pasts = [p for d in unit.devices if (p := self.pasts.get((d, unit.role))) is not None]
         if pasts:
             return statistics.fmean(p.log_ratio for p in pasts)
-        factor = self.state.calibration.get(key)
-        if factor is None or not LEAST < factor < MOST or not any(self.drifts[d].slow for d in unit.devices):
-            return None  # a unit's first figures are what its kind is held for, unless it was slow before
-        return math.log(factor)
+        if not any(self.drifts[d].slow for d in unit.devices):
+            return None  # its first figures are what its kind is held for
+        factor = factor_for(self.state.calibration, *key)
+        return math.log(factor) if LEAST < factor < MOST else None
 
     def changes(
         self, unit: Recent, share: float, after: Mapping[str, DeviceDrift], now_s: float
@@ -111,7 +111,8 @@ class _Look:
         for d in unit.devices:
             old, new = self.state.devices[d].speed, speed if after[d].slow else 1.0
             turned = (old < 1) != after[d].slow
-            if turned or abs(new - old) > MATERIAL:
+            recovering = after[d].slow and after[d].past_s is not None
+            if turned or (abs(new - old) > MATERIAL and not recovering):
                 found.setdefault((old, new), []).append(d)
         measured = unit.modelled_tokens_per_s * math.exp(unit.log_ratio)
         return tuple(
