@@ -41,10 +41,18 @@ def scored(problem: Problem, plan: Plan) -> ScoredPlan | None:
     there = {d.id for d in problem.cluster.devices}
     if any(d not in there for p in plan.placements for d in p.devices):
         return None
-    found = CostModel(problem).evaluate(plan)
+    speeds = slow_devices(problem)
+    # A pipeline's stages are each as slow as their slowest device: the cost model is told so. A trainer of one stage is as much
+    # slower as was measured, whatever part of its step is matrix products.
+    stages = [s for p in plan.sides if len(p.stages) > 1 for s in p.stages]
+    piped = {d: min(speeds.get(x, 1.0) for x in s.devices) for s in stages for d in s.devices}
+    relabelled, names = _with_kinds(problem, {d: share for d, share in piped.items() if share < 1}, grain=0.0)
+    kinds = {d.id: d.kind for d in relabelled.cluster.devices}
+    found = CostModel(relabelled).evaluate(_relabelled(plan, kinds) if names else plan)
     if found is None:
         return None
-    return slowed(found.plan, found.prediction, slow_devices(problem), synchronous=problem.workload.synchronous)
+    rest = {d: share for d, share in speeds.items() if d not in piped}
+    return slowed(_with_real_kinds(found.plan, names), found.prediction, rest, synchronous=problem.workload.synchronous)
 
 
 def slowed(plan: Plan, prediction: Prediction, speeds: Mapping[str, float], *, synchronous: bool) -> ScoredPlan:
@@ -128,13 +136,26 @@ def with_kinds_of_their_own(problem: Problem, slow: Mapping[str, float]) -> tupl
     A slow kind has its kind's figures and measured tables, and both efficiencies times the share. No trainer has ranks of two
     kinds here: shares of tokens by kind would not survive the way back.
     """
+    found, names = _with_kinds(problem, slow, grain=SHARE_GRAIN)
+    force, kinds = problem.in_force, {d.id: d.kind for d in found.cluster.devices}
+    return replace(
+        found,
+        capabilities=replace(problem.capabilities, train_mixed_dp=False),
+        in_force=None if force is None else _relabelled(force, kinds),
+    ), names
+
+
+def _with_kinds(problem: Problem, slow: Mapping[str, float], *, grain: float) -> tuple[Problem, dict[str, str]]:
+    """Slow devices as kinds of their own, by shares in multiples of `grain` (0: as they are)."""
+    if not slow:
+        return problem, {}
     cluster = problem.cluster
     kinds, names, of = dict(cluster.kinds), {}, {}
     for d in cluster.devices:
         if d.id not in slow:
             continue
-        share = max(SHARE_GRAIN, round(slow[d.id] / SHARE_GRAIN) * SHARE_GRAIN)
-        kind, name = cluster.kinds[d.kind], f"{d.kind} at {share:.2f}"
+        share = max(grain, round(slow[d.id] / grain) * grain) if grain else slow[d.id]
+        kind, name = cluster.kinds[d.kind], f"{d.kind} at {share:.2f}" if grain else f"{d.kind} at {share!r}"
         of[d.id], names[name] = name, d.kind
         kinds[name] = replace(
             kind,
@@ -147,14 +168,8 @@ def with_kinds_of_their_own(problem: Problem, slow: Mapping[str, float]) -> tupl
     if tables is not None:
         alike = [replace(t, kind=name) for name, base in names.items() if (t := tables.of(base)) is not None]
         tables = replace(tables, kinds=(*tables.kinds, *alike))
-    changed_kinds = replace(
-        problem,
-        cluster=replace(cluster, kinds=kinds, devices=devices),
-        calibration=tables,
-        capabilities=replace(problem.capabilities, train_mixed_dp=False),
-        in_force=None if problem.in_force is None else _relabelled(problem.in_force, {d.id: d.kind for d in devices}),
-    )
-    return changed_kinds, names
+    slow_cluster = replace(cluster, kinds=kinds, devices=devices)
+    return replace(problem, cluster=slow_cluster, calibration=tables), names
 
 
 def _relabelled(plan: Plan, kinds: Mapping[str, str]) -> Plan:
@@ -182,18 +197,22 @@ def _restored(answer: Solution, back: Mapping[str, str]) -> Solution:
 
 
 def _restored_plan(found: Feasible, back: Mapping[str, str]) -> Feasible:
-    """The answer with real kinds again."""
+    return replace(found, plan=_with_real_kinds(found.plan, back))
+
+
+def _with_real_kinds(plan: Plan, back: Mapping[str, str]) -> Plan:
+    """The plan with real kinds again."""
     if not back:
-        return found
+        return plan
 
     def real(kind: str) -> str:
         return "+".join(dict.fromkeys(back.get(k, k) for k in kind.split("+")))
 
     placements = tuple(
         replace(p, kind=real(p.kind), stages=tuple(replace(s, kind=real(s.kind)) for s in p.stages))
-        for p in found.plan.placements
+        for p in plan.placements
     )
-    return replace(found, plan=replace(found.plan, placements=placements))
+    return replace(plan, placements=placements)
 
 
 def _told(problem: Problem, found: Feasible) -> Feasible | None:
