@@ -199,17 +199,14 @@ def _modelled(unit: Seen, block: Work, state: ClusterState, model: Model) -> Mod
     return model.decode(kinds.pop(), len(unit.devices), block) if len(kinds) == 1 else None
 
 
-def _log_ratio(block: Work, modelled: Modelled) -> float:
-    return min(_OUTLIER, max(-_OUTLIER, math.log(modelled.seconds / block.busy_s)))
-
-
 def _newest(old: Recent | None, unit: Seen, block: Work, modelled: Modelled, now_s: float) -> Recent:
     past = () if old is None else old.log_ratios
     return Recent(
         unit=unit.id,
         role="rollout" if isinstance(unit, ReplicaSeen) else "train",
         devices=unit.devices,
-        log_ratios=(*past, _log_ratio(block, modelled))[-RECENT:],
+        # As it is: the median needs no bounds, and devices compare however wrong the model is of all of them.
+        log_ratios=(*past, math.log(modelled.seconds / block.busy_s))[-RECENT:],
         modelled_tokens_per_s=modelled.tokens_per_s,
         at_s=now_s,
     )
@@ -221,7 +218,7 @@ def _feed(
     """One more block for every device of the unit."""
     role: UnitRole = "rollout" if isinstance(unit, ReplicaSeen) else "train"
     ratio = modelled.seconds / block.busy_s
-    sample = _log_ratio(block, modelled)
+    sample = min(_OUTLIER, max(-_OUTLIER, math.log(ratio)))
     for device in unit.devices:
         old = estimates.get((device, role))
         samples = 1 if old is None else old.samples + 1

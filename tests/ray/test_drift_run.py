@@ -25,22 +25,23 @@ DECLARED = """
 [kinds.fast]
 decode_step_s = 0.12
 prefill_tokens_per_s = 30000
-train_tokens_per_s = 300
+train_tokens_per_s = 200
 [kinds.wide]
 decode_step_s = 0.10
 prefill_tokens_per_s = 15000
-train_tokens_per_s = 115
+train_tokens_per_s = 80
 [kinds.old]
 decode_step_s = 0.125
 prefill_tokens_per_s = 10000
-train_tokens_per_s = 75
+train_tokens_per_s = 50
 """
 PLANNED = {
+    'solve_time = "5 s"': 'solve_time = "40 s"',
     "prompts_per_step = 32": "prompts_per_step = 8",
     "responses_per_prompt = 8": "responses_per_prompt = 4",
-    '"15 GFLOP/s"': '"1.6 GFLOP/s"',
-    '"4.5 GFLOP/s"': '"0.6 GFLOP/s"',
-    '"3.5 GFLOP/s"': '"0.4 GFLOP/s"',
+    '"15 GFLOP/s"': '"0.3 GFLOP/s"',
+    '"4.5 GFLOP/s"': '"0.1 GFLOP/s"',
+    '"3.5 GFLOP/s"': '"0.07 GFLOP/s"',
 }
 
 
