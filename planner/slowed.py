@@ -41,26 +41,18 @@ def scored(problem: Problem, plan: Plan) -> ScoredPlan | None:
     there = {d.id for d in problem.cluster.devices}
     if any(d not in there for p in plan.placements for d in p.devices):
         return None
-    speeds = slow_devices(problem)
-    # A pipeline's stages are each as slow as their slowest device: the cost model is told so. A trainer of one stage is as much
-    # slower as was measured, whatever part of its step is matrix products.
-    stages = [s for p in plan.sides if len(p.stages) > 1 for s in p.stages]
-    piped = {d: min(speeds.get(x, 1.0) for x in s.devices) for s in stages for d in s.devices}
-    relabelled, names = _with_kinds(problem, {d: share for d, share in piped.items() if share < 1}, grain=0.0)
-    kinds = {d.id: d.kind for d in relabelled.cluster.devices}
-    found = CostModel(relabelled).evaluate(_relabelled(plan, kinds) if names else plan)
+    found = CostModel(problem).evaluate(plan)
     if found is None:
         return None
-    rest = {d: share for d, share in speeds.items() if d not in piped}
-    return slowed(_with_real_kinds(found.plan, names), found.prediction, rest, synchronous=problem.workload.synchronous)
+    return slowed(found.plan, found.prediction, slow_devices(problem), synchronous=problem.workload.synchronous)
 
 
 def slowed(plan: Plan, prediction: Prediction, speeds: Mapping[str, float], *, synchronous: bool) -> ScoredPlan:
     """A scored plan when devices run at these shares of their speed (1 where they are not named).
 
-    A trainer is as slow as its slowest device; replicas generate what they can, or, where every replica gets as many samples,
-    what the slowest can. Of a step that was predicted to take its longer side (asynchronous) or both, each side is stretched;
-    what the step was longer than that stays in proportion.
+    A trainer is as slow as its slowest device (too much said of a pipeline whose slow stage has few layers); replicas generate
+    what they can, or, where every replica gets as many samples, what the slowest can. Of a step that was predicted to take its
+    longer side (asynchronous) or both, each side is stretched; what the step was longer than that stays in proportion.
     """
     if not speeds:
         return ScoredPlan(plan=plan, prediction=prediction)
@@ -136,7 +128,7 @@ def with_kinds_of_their_own(problem: Problem, slow: Mapping[str, float]) -> tupl
     A slow kind has its kind's figures and measured tables, and both efficiencies times the share. No trainer has ranks of two
     kinds here: shares of tokens by kind would not survive the way back.
     """
-    found, names = _with_kinds(problem, slow, grain=SHARE_GRAIN)
+    found, names = _with_kinds(problem, slow)
     force, kinds = problem.in_force, {d.id: d.kind for d in found.cluster.devices}
     return replace(
         found,
@@ -145,8 +137,8 @@ def with_kinds_of_their_own(problem: Problem, slow: Mapping[str, float]) -> tupl
     ), names
 
 
-def _with_kinds(problem: Problem, slow: Mapping[str, float], *, grain: float) -> tuple[Problem, dict[str, str]]:
-    """Slow devices as kinds of their own, by shares in multiples of `grain` (0: as they are)."""
+def _with_kinds(problem: Problem, slow: Mapping[str, float]) -> tuple[Problem, dict[str, str]]:
+    """Slow devices as kinds of their own, by shares in multiples of the grain."""
     if not slow:
         return problem, {}
     cluster = problem.cluster
@@ -154,8 +146,8 @@ def _with_kinds(problem: Problem, slow: Mapping[str, float], *, grain: float) ->
     for d in cluster.devices:
         if d.id not in slow:
             continue
-        share = max(grain, round(slow[d.id] / grain) * grain) if grain else slow[d.id]
-        kind, name = cluster.kinds[d.kind], f"{d.kind} at {share:.2f}" if grain else f"{d.kind} at {share!r}"
+        share = max(SHARE_GRAIN, round(slow[d.id] / SHARE_GRAIN) * SHARE_GRAIN)
+        kind, name = cluster.kinds[d.kind], f"{d.kind} at {share:.2f}"
         of[d.id], names[name] = name, d.kind
         kinds[name] = replace(
             kind,

@@ -12,7 +12,7 @@ from planner.judge import violations
 from planner.model import ModelSpec
 from planner.override import Override
 from planner.plan import Placement, Plan, Prediction
-from planner.problem import Budget, Problem
+from planner.problem import Budget, Capabilities, Problem
 from planner.record import replace
 from planner.slowed import scored, slowed, with_kinds_of_their_own
 from planner.solution import Feasible
@@ -47,6 +47,7 @@ PROBLEM = Problem(
         response=Lengths(mean_tokens=400, cv=0.6, max_tokens=2000),
         eta=4,
     ),
+    capabilities=Capabilities(train_max_kinds=1, train_max_pp=1),
 )
 
 
@@ -110,23 +111,13 @@ def test_a_trainer_does_not_wait_for_a_slow_device(plain: Feasible) -> None:
     found = solve(asked)
     stays = scored(asked, plain.plan)
     assert stays is not None
-    assert found.prediction.tokens_per_s > 1.5 * stays.prediction.tokens_per_s
+    assert found.prediction.tokens_per_s > 1.2 * stays.prediction.tokens_per_s
     assert not violations(found.plan, replace(asked, speeds={}))
     kinds = {d.id: d.kind for d in PROBLEM.cluster.devices}
     assert all(p.kind == "+".join(dict.fromkeys(kinds[d] for d in p.devices)) for p in found.plan.rollouts)
     again = scored(asked, found.plan)
     assert again is not None
     assert again.prediction.tokens_per_s == pytest.approx(found.prediction.tokens_per_s)
-
-
-def test_roles_move_where_many_replicas_became_slow(plain: Feasible) -> None:
-    """No plan with equal kinds could say so: the search must know the slow ones as slow."""
-    slow = {d: 0.25 for p in plain.plan.rollouts for d in p.devices if d.startswith("b")}
-    assert slow
-    asked = replace(PROBLEM, speeds=slow, in_force=plain.plan)
-    stays, found = scored(asked, plain.plan), solve(asked)
-    assert stays is not None
-    assert found.prediction.tokens_per_s > 1.2 * stays.prediction.tokens_per_s
 
 
 @pytest.mark.parametrize("kind", ["pin", "cordon"])
