@@ -1,8 +1,8 @@
 """Plans for devices that are slower than others of their kind. Pure.
 
 `Problem.speeds` has the share of its kind's speed that a device reaches. A search knows kinds, not single devices, so it is
-asked more than once: with slow devices as kinds of their own, with everything as if nothing were slow, and where the first
-leaves a slow device idle, with slow devices that may only generate. Every answer is then held against the one yardstick
+asked three times: with slow devices as kinds of their own, with everything as if nothing were slow, and with slow devices
+that may only generate. Every answer is then held against the one yardstick
 `scored`: the cost model's word on the plan, with each placement as fast as its slowest device lets it be.
 """
 
@@ -14,7 +14,7 @@ from planner.plan import Placement, Plan, Prediction
 from planner.problem import Problem
 from planner.record import record, replace
 from planner.resolve import changed
-from planner.solution import Explanation, Feasible, Infeasible, Solution
+from planner.solution import Explanation, Feasible, Solution
 
 SHARE_GRAIN = 0.05  # devices whose shares round to the same multiple are of one kind to the search
 _TIE = 1e-9
@@ -103,7 +103,7 @@ def solve_slowed(problem: Problem, solve: Solve, on_incumbent: Callable[[Feasibl
     answers.append(ask(plain, {}))
     if isinstance(answers[1], Feasible):
         best = better(answers[1])
-    only = _only_generating(problem, answers)
+    only = _only_generating(problem)
     if only:
         answers.append(ask(replace(plain, overrides=(*plain.overrides, *only)), {}))
         if isinstance(answers[2], Feasible):
@@ -223,15 +223,14 @@ def _told(problem: Problem, found: Feasible) -> Feasible | None:
     )
 
 
-def _only_generating(problem: Problem, answers: Iterable[Solution]) -> tuple[Override, ...]:
-    """Pins of slow devices to generation, where the first answer leaves one idle; an operator's word on a device stands."""
-    first = next(iter(answers))
-    slow = slow_devices(problem)
-    idle = isinstance(first, Infeasible) or any(first.plan.role_of(d) == "idle" for d in slow)
+def _only_generating(problem: Problem) -> tuple[Override, ...]:
+    """Pins of slow devices to generation; an operator's word on a device stands."""
     said = {o.device for o in problem.overrides}
-    if not idle:
-        return ()
-    return tuple(Override(device=d, kind="pin", role="rollout", reason="slow") for d in sorted(slow) if d not in said)
+    return tuple(
+        Override(device=d, kind="pin", role="rollout", reason="slow")
+        for d in sorted(slow_devices(problem))
+        if d not in said
+    )
 
 
 def _worth(problem: Problem, found: Feasible) -> float:
