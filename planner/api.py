@@ -12,6 +12,7 @@ from planner.renting import solve_per_dollar
 from planner.resolve import frozen_placements, resolved, with_pins_for_keeps
 from planner.schedulers import scheduler as named
 from planner.search import Scheduler
+from planner.slowed import slow_devices, solve_slowed
 from planner.solution import Conflict, Explanation, Feasible, Infeasible, Solution
 
 
@@ -26,10 +27,17 @@ def solve(
     """Plan. `on_incumbent` gets every plan better than the last; after `should_stop` the best so far is returned.
 
     Raises UnknownName for a scheduler that does not exist, InvalidInput for an override of an unknown device or an
-    objective that lacks its floor or its prices.
+    objective that lacks its floor or its prices. Devices that `problem.speeds` names are counted as slow as it says
+    (`planner.slowed`).
     """
     named(scheduler)
     resolved(problem)  # says what is wrong with overrides before anything is searched
+    if slow_devices(problem):
+        return solve_slowed(
+            problem,
+            lambda p, told: solve(p, scheduler=scheduler, budget=budget, on_incumbent=told, should_stop=should_stop),
+            on_incumbent,
+        )
     if problem.objective == "throughput_per_dollar":
         return solve_per_dollar(
             with_pins_for_keeps(problem),

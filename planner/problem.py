@@ -1,5 +1,7 @@
 """The whole input of a scheduler, as one value."""
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 from planner.calibration.records import Calibration
@@ -86,8 +88,18 @@ class Problem:
     switch_s: float = 0.0  # seconds of production one device loses when its placement changes
     switch_horizon_s: float = 3600.0  # over which a better plan must have paid for its switches
     calibration: Calibration | None = None  # measured on the user's own cards; None: the tables of the package
+    # Of devices that are slower than others of their kind, the share of its speed that they reach (`planner.slowed`).
+    speeds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for device, share in self.speeds.items():
+            if not 0 < share <= 1:
+                raise InvalidInput(
+                    f"speed of {device!r} is no share of its kind's",
+                    where="problem.speeds",
+                    got=share,
+                    expected="(0, 1]",
+                )
         if self.switch_s < 0 or not self.switch_horizon_s > 0:
             raise InvalidInput(
                 "switch cost needs switch_s >= 0 and switch_horizon_s > 0", got=(self.switch_s, self.switch_horizon_s)

@@ -22,7 +22,7 @@ class DeviceRow:
     node: str
     index: int
     role: Literal["train", "rollout", "idle"]
-    status: str  # ok | starting | draining | cordoned | LOST | HUNG | STALE | HOST-BOUND | throttled
+    status: str  # ok | starting | draining | cordoned | LOST | HUNG | STALE | HOST-BOUND | slow | throttled
     paced: bool
     replica: str | None  # id of the replica or trainer on it
     version: int | None
@@ -45,6 +45,7 @@ class DeviceRow:
     note: str = ""
     modelled_tokens_per_s: float | None = None  # by the cost model, at the running batch it really had
     drift_factor: float | None = None  # its measured over modelled speed against its peers'; null without a peer
+    speed: float = 1.0  # share of its kind's speed that plans count with; below 1: it was found slow
 
 
 @record

@@ -351,6 +351,28 @@ class ConsentSection(Section):
     proposal_expires: Seconds = Field(120.0, validate_default=True)
 
 
+class DriftSection(Section):
+    """When a device counts as slow, and when that leads to another plan. Shares are of the speed of its peers, or its own
+    before."""
+
+    replan: bool = Field(True, description="plan for slow devices; false: drift is shown, and nothing follows from it")
+    enter_share: float = Field(0.85, gt=0, lt=1, description="slow: at or below this share")
+    enter: Seconds = Field(30.0, validate_default=True, description="for so long; each recovery doubles it")
+    leave_share: float = Field(0.95, gt=0, le=1, description="fast again: at or above this share")
+    leave: Seconds = Field(120.0, validate_default=True, description="for so long")
+    cooldown: Seconds = Field(120.0, validate_default=True, description="from one planning for drift to the next")
+    payback: Seconds = Field(1800.0, validate_default=True, description="a move must have paid within that")
+    margin: float = Field(1.5, gt=0, description="it must earn so many times what it costs")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.enter_share < self.leave_share:
+            raise ValueError(
+                "drift.enter_share must be below drift.leave_share: a device that is slow is not yet fast again"
+            )
+        return self
+
+
 class SimulationSection(Section):
     """A run that is simulated: `fleet.source = "simulated"`."""
 
@@ -373,4 +395,5 @@ class Config(Section):
     fleet: FleetSection = FleetSection()
     planner: PlannerSection = PlannerSection()
     consent: ConsentSection = ConsentSection()
+    drift: DriftSection = DriftSection()
     simulation: SimulationSection = SimulationSection()

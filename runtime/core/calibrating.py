@@ -13,14 +13,15 @@ averaged over the first blocks and exponentially smoothed after that. From it co
 - the **drift factor** of a device: exp(its l less the kind's median). It says how far one device is from its peers, and
   changes no problem. Measured / modelled = calibration factor x drift factor, so nothing is counted twice.
 
-Blocks in which a device is throttled, behind its clock, stale or lost are thrown away: they tell of the moment, not of
-the model.
+Blocks in which a device is behind its clock, stale or lost are thrown away: they tell of the moment, not of the model. Those
+in which it is throttled say nothing of its kind either, but they are among its newest (`Recent`), from which
+`runtime.core.drifting` finds slow devices.
 """
 
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from planner.record import record, replace
@@ -35,6 +36,7 @@ DECODE_STEPS = 8  # and so many decode steps
 WARM_S = 2.0  # busy seconds of a fresh process that tell nothing: caches, allocators, first kernels
 WARM_STEPS = 2
 LEAST_SAMPLES = 3  # blocks of a device before its figure counts
+RECENT = 5  # newest blocks of a unit whose median is its speed of now
 KEEP = 0.9  # weight of the past in the smoothed figure, once there are more than 1 / (1 - KEEP) blocks
 LEAST, MOST = 0.25, 4.0  # bounds of a factor: beyond, the model is about another thing and a plan would be a guess
 MATERIAL = 0.05  # a change of a factor below that is not said and not used
@@ -84,47 +86,91 @@ class Estimate:
 
 
 @record
+class Recent:
+    """The newest blocks of one incarnation of a unit, oldest first, as ln(measured / modelled speed)."""
+
+    unit: str
+    role: UnitRole
+    devices: tuple[str, ...]
+    log_ratios: tuple[float, ...]
+    modelled_tokens_per_s: float  # of the newest block
+    at_s: float  # when that ended, unix seconds
+
+    @property
+    def counts(self) -> bool:
+        """Whether there are enough blocks."""
+        return len(self.log_ratios) >= LEAST_SAMPLES
+
+    @property
+    def log_ratio(self) -> float:
+        """Speed of now."""
+        return statistics.median(self.log_ratios)
+
+
+@record
+class Begin:
+    """Where a block begins. `throttled`: a device of the unit was, since then."""
+
+    work: Work
+    throttled: bool
+
+
+@record
 class Calibrating:
     """What is carried from one observation to the next. A daemon that starts anew begins it anew; factors are in the state."""
 
-    marks: Mapping[tuple[str, int], Work] = dataclasses.field(default_factory=dict)  # (unit, epoch) -> block's begin
+    marks: Mapping[tuple[str, int], Begin] = dataclasses.field(default_factory=dict)  # (unit, epoch) -> block's begin
     estimates: Mapping[tuple[str, UnitRole], Estimate] = dataclasses.field(default_factory=dict)  # by (device, role)
+    recents: Mapping[tuple[str, int], Recent] = dataclasses.field(default_factory=dict)  # by (unit, epoch)
 
 
 def calibrate(
-    obs: Observation, state: ClusterState, before: Calibrating, model: Callable[[], Model], now_s: float
+    obs: Observation,
+    state: ClusterState,
+    before: Calibrating,
+    model: Callable[[], Model],
+    now_s: float,
+    *,
+    aside: Collection[str] = (),
 ) -> tuple[tuple[ev.CalibrationChanged, ...], Calibrating]:
     """Close the blocks that are long enough; events for factors that changed materially.
 
-    `model` is called only when a block closes; `now_s` is unix seconds.
+    `model` is called only when a block closes; `now_s` is unix seconds. Devices `aside` are measured, but say nothing of their
+    kind.
     """
     odd = _odd_devices(obs, state)
-    marks: dict[tuple[str, int], Work] = {}
-    estimates = dict(before.estimates)
-    for unit in seen_units(obs):
+    hot = {d.id for d in obs.devices if d.sample.throttled}
+    units = seen_units(obs)
+    marks: dict[tuple[str, int], Begin] = {}
+    estimates, there = dict(before.estimates), {(u.id, u.epoch) for u in units}
+    recents = {key: r for key, r in before.recents.items() if key in there}
+    for unit in units:
         if unit.work is None or unit.phase not in ("serving", "running") or odd & set(unit.devices):
             continue
-        key, work = (unit.id, unit.epoch), unit.work
+        key, now = (unit.id, unit.epoch), Begin(work=unit.work, throttled=bool(hot & set(unit.devices)))
         begin = before.marks.get(key)
-        if begin is None or not _grew(begin, work):
-            if work.busy_s >= WARM_S and work.steps >= WARM_STEPS:
-                marks[key] = work
+        if begin is None or not _grew(begin.work, now.work):
+            if now.work.busy_s >= WARM_S and now.work.steps >= WARM_STEPS:
+                marks[key] = now
             continue
-        block = _less(work, begin)
+        begin = replace(begin, throttled=begin.throttled or now.throttled)
+        block = _less(now.work, begin.work)
         if not _long_enough(block, unit):
             marks[key] = begin
             continue
-        marks[key] = work
+        marks[key] = now
         modelled = _modelled(unit, block, state, model())
         if modelled is not None and modelled.seconds > 0:
-            _feed(estimates, unit, block, modelled, now_s)
-    after = Calibrating(marks=marks, estimates=estimates)
-    return _changes(after, state), after
+            recents[key] = _newest(recents.get(key), unit, block, modelled, now_s)
+            if not begin.throttled:
+                _feed(estimates, unit, block, modelled, now_s)
+    after = Calibrating(marks=marks, estimates=estimates, recents=recents)
+    return _changes(after, state, aside), after
 
 
 def _odd_devices(obs: Observation, state: ClusterState) -> frozenset[str]:
-    """Devices whose speed of the moment says nothing about the model."""
-    seen = {d.id for d in obs.devices if d.sample.throttled or d.sample.host_bound or d.present is not True}
+    """Devices whose speed of the moment says nothing about the model, nor about themselves."""
+    seen = {d.id for d in obs.devices if d.sample.host_bound or d.present is not True}
     return frozenset(seen | {d.id for d in state.devices.values() if d.host_bound or d.stale or d.lost})
 
 
@@ -151,6 +197,19 @@ def _modelled(unit: Seen, block: Work, state: ClusterState, model: Model) -> Mod
         return model.train(unit.devices, block)
     kinds = {state.devices[d].kind for d in unit.devices if d in state.devices}
     return model.decode(kinds.pop(), len(unit.devices), block) if len(kinds) == 1 else None
+
+
+def _newest(old: Recent | None, unit: Seen, block: Work, modelled: Modelled, now_s: float) -> Recent:
+    past = () if old is None else old.log_ratios
+    return Recent(
+        unit=unit.id,
+        role="rollout" if isinstance(unit, ReplicaSeen) else "train",
+        devices=unit.devices,
+        # As it is: the median needs no bounds, and devices compare however wrong the model is of all of them.
+        log_ratios=(*past, math.log(modelled.seconds / block.busy_s))[-RECENT:],
+        modelled_tokens_per_s=modelled.tokens_per_s,
+        at_s=now_s,
+    )
 
 
 def _feed(
@@ -206,8 +265,8 @@ def drift_of(device: str, peers: Mapping[str, Estimate]) -> float | None:
     return math.exp(peers[device].log_ratio - statistics.median(e.log_ratio for e in peers.values()))
 
 
-def _changes(now: Calibrating, state: ClusterState) -> tuple[ev.CalibrationChanged, ...]:
-    kinds = {d.id: d.kind for d in state.present}
+def _changes(now: Calibrating, state: ClusterState, aside: Collection[str]) -> tuple[ev.CalibrationChanged, ...]:
+    kinds = {d.id: d.kind for d in state.present if d.id not in aside}
     events: list[ev.CalibrationChanged] = []
     for (kind, role), peers in sorted(kind_estimates(now.estimates, kinds).items(), key=lambda x: x[0]):
         before, factor = state.calibration.get((kind, role), 1.0), factor_of(peers.values())

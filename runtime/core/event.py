@@ -89,6 +89,25 @@ class DeviceReleased:
 
 
 @record
+class DeviceDrifted:
+    """Devices of one unit run slower than was assumed of them for long enough, otherwise slow than was told, or are back.
+
+    `speed`: share of their kind's speed that plans count with from now on, 1 when they are back; `before`: the same until now.
+    `share`: measured speed over what the plan in force assumed, `for_s` seconds long. Rates are of the unit, in the newest block.
+    """
+
+    devices: tuple[str, ...]
+    role: UnitRole
+    speed: float
+    before: float
+    share: float
+    for_s: float
+    measured_tokens_per_s: float
+    assumed_tokens_per_s: float
+    recoveries: int = 0  # so far; each doubles the time to the next verdict
+
+
+@record
 class StepOrdered:
     """A migration step was decided. Recorded before it is carried out; repeats carry the same id and no new record.
 
@@ -207,6 +226,7 @@ class PlanningStarted:
     """The planner process was started."""
 
     trigger: str
+    drift: bool = False  # among the causes
 
 
 @record
@@ -253,11 +273,12 @@ class ProposalExpired:
 
 @record
 class PlanKept:
-    """The planner found nothing better than the plan in force."""
+    """The planner found nothing better than the plan in force. `why`: it did, but a move would not pay."""
 
     trigger: str
     solve_s: float
     need_rev: int = 0  # of the newest need the answer knew of
+    why: str = ""
 
 
 @record
@@ -369,6 +390,7 @@ Event = (
     | DeviceCaughtUp
     | DeviceQuarantined
     | DeviceReleased
+    | DeviceDrifted
     | StepOrdered
     | UnitAppeared
     | UnitAdopted

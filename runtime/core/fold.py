@@ -7,6 +7,7 @@ from typing import Any
 from planner.record import replace
 from runtime.api.wire import CommandResult
 from runtime.core import event as ev
+from runtime.core.drifting import drift_reason
 from runtime.core.solved import PlanCause, SolvedPlan
 from runtime.core.state import ClusterState, DeviceBelief, Need, OpenProposal, Unit, UnitStatus
 
@@ -48,7 +49,7 @@ def _needed(state: ClusterState, cause: PlanCause, reason: str, at_s: float) -> 
         since_s=old.since_s if old else at_s,
         last_s=at_s,
         rev=rev,
-        urgent_rev=rev if cause != "join" else old.urgent_rev if old else 0,
+        urgent_rev=rev if cause not in ("join", "drift") else old.urgent_rev if old else 0,
     )
     return replace(state, need=need, need_rev=rev)
 
@@ -88,6 +89,8 @@ def _daemon_started(state: ClusterState, e: ev.DaemonStarted, at_s: float) -> Cl
             blocked="",
             flow_silent=None,
             calibration={},
+            drift_planned_at_s=None,
+            devices={k: replace(d, speed=1.0, recoveries=0) for k, d in state.devices.items()},
         )
     return _needed(state, "start", "the run starts", at_s) if state.plan is None and state.need is None else state
 
@@ -113,7 +116,7 @@ def _device_lost(state: ClusterState, e: ev.DeviceLost, at_s: float) -> ClusterS
     known = state.devices.get(e.device)
     if known is None or known.lost:
         return state
-    state = _device(state, e.device, lost=e.reason or "gone", stale=False, host_bound=False)
+    state = _device(state, e.device, lost=e.reason or "gone", stale=False, host_bound=False, speed=1.0)
     return _needed(state, "loss", f"{known.display} lost", at_s)
 
 
@@ -125,6 +128,15 @@ def _device_quarantined(state: ClusterState, e: ev.DeviceQuarantined, at_s: floa
 def _device_released(state: ClusterState, e: ev.DeviceReleased, at_s: float) -> ClusterState:
     state = _device(state, e.device, quarantined="", failures=0)
     return _needed(state, "operator", f"{state.display(e.device)} released", at_s)
+
+
+def _device_drifted(state: ClusterState, e: ev.DeviceDrifted, at_s: float) -> ClusterState:
+    for device in e.devices:
+        state = _device(state, device, speed=e.speed, recoveries=e.recoveries)
+    if state.plan is None:
+        return state  # the first plan counts with it
+    names = ", ".join(state.display(d) for d in e.devices)
+    return _needed(state, "drift", drift_reason(e, names), at_s)
 
 
 def _step_ordered(state: ClusterState, e: ev.StepOrdered, at_s: float) -> ClusterState:
@@ -163,6 +175,13 @@ def _unit_adopted(state: ClusterState, e: ev.UnitAdopted, at_s: float) -> Cluste
     )
     names = state.names if e.role == "train" else {**state.names, e.devices: e.unit}
     return replace(state, units={**state.units, e.unit: unit}, names=names)
+
+
+def _unit_served(state: ClusterState, e: ev.UnitServed, at_s: float) -> ClusterState:
+    known = state.units.get(e.unit)
+    if known is not None and known.epoch == e.epoch:
+        state = replace(state, start_s={**state.start_s, known.role: e.after_s})
+    return _unit(state, e.unit, e.epoch, "serving", at_s, served_at_s=at_s)
 
 
 def _unit_died(state: ClusterState, e: ev.UnitDied, at_s: float) -> ClusterState:
@@ -251,10 +270,11 @@ _HANDLERS: Mapping[type, Handler] = {
     ev.DeviceCaughtUp: lambda s, e, t: _device(s, e.device, host_bound=False),
     ev.DeviceQuarantined: _device_quarantined,
     ev.DeviceReleased: _device_released,
+    ev.DeviceDrifted: _device_drifted,
     ev.StepOrdered: _step_ordered,
     ev.UnitAppeared: lambda s, e, t: _unit(s, e.unit, e.epoch, "seen", t),
     ev.UnitAdopted: _unit_adopted,
-    ev.UnitServed: lambda s, e, t: _unit(s, e.unit, e.epoch, "serving", t, served_at_s=t),
+    ev.UnitServed: _unit_served,
     ev.UnitDrained: lambda s, e, t: _unit(s, e.unit, e.epoch, "drained", t),
     ev.UnitDied: _unit_died,
     ev.UnitStopped: lambda s, e, t: _unit(s, e.unit, e.epoch, "stopped", t),
@@ -262,6 +282,7 @@ _HANDLERS: Mapping[type, Handler] = {
     ev.OverrideCleared: _override_cleared,
     ev.CommandAccepted: _command_accepted,
     ev.ReplanRequested: lambda s, e, t: _needed(s, "operator", "asked by the operator", t),
+    ev.PlanningStarted: lambda s, e, t: replace(s, drift_planned_at_s=t) if e.drift else s,
     ev.PlanAdopted: lambda s, e, t: _answered(_in_force(s, e.solved), e.need_rev),
     ev.PlanProposed: _plan_proposed,
     ev.PlanApproved: _plan_approved,

@@ -8,6 +8,7 @@ from planner.cost.training import StageShape, TrainerShape
 from planner.plan import Placement, Plan
 from planner.problem import Problem
 from planner.record import replace
+from planner.slowed import scored
 from runtime.core.calibrating import Factors, Modelled, factor_for
 from runtime.core.observation import Work
 
@@ -127,9 +128,7 @@ def _alike(cluster: Cluster, train: Placement) -> TrainerShape:
 
 
 def rescored(problem: Problem, plan: Plan) -> float | None:
-    """Predicted trained tokens/s of a plan under a problem it was not made for; None where it cannot be scored any more."""
-    there = {d.id for d in problem.cluster.devices}
-    if any(d not in there for p in plan.placements for d in p.devices):
-        return None
-    scored = CostModel(problem).evaluate(plan)
-    return None if scored is None else scored.prediction.tokens_per_s
+    """Predicted trained tokens/s of a plan under a problem it was not made for, on devices as slow as that says; None where it
+    cannot be scored any more."""
+    found = scored(problem, plan)
+    return None if found is None else found.prediction.tokens_per_s

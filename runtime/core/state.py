@@ -28,6 +28,8 @@ class DeviceBelief:
     quarantined: str = ""
     failures: int = 0  # units that failed here, without a healthy stretch between
     failed_at_s: float = 0.0
+    speed: float = 1.0  # share of its kind's speed that plans count with; below 1: it is slow
+    recoveries: int = 0  # times it was slow and fast again
 
     @property
     def display(self) -> str:
@@ -66,7 +68,7 @@ class Need:
     since_s: float
     last_s: float
     rev: int
-    urgent_rev: int  # of the newest reason that is not a join
+    urgent_rev: int  # of the newest reason that is neither a join nor drift
 
 
 @record
@@ -96,6 +98,8 @@ class ClusterState:
     need: Need | None = None
     need_rev: int = 0
     planning_failed_at_s: float | None = None
+    drift_planned_at_s: float | None = None  # newest planning that drift had a part in
+    start_s: Mapping[UnitRole, float] = dataclasses.field(default_factory=dict)  # newest start, from order to service
     calibration: Mapping[tuple[str, UnitRole], float] = dataclasses.field(default_factory=dict)  # by (kind, role)
     infeasible: str = ""
     blocked: str = ""

@@ -1,6 +1,7 @@
-"""When to plan, and what becomes of the answer: hard triggers at once, joins coalesced, consent where it is due.
+"""When to plan, and what becomes of the answer: hard triggers at once, joins and drift coalesced, consent where it is due.
 
-Failure repair and an operator's command never wait for consent; an improvement (a device joined) does in mode `ask`.
+Failure repair and an operator's command never wait for consent; an improvement (a device joined, or is slow) does in mode
+`ask`. Where devices only drifted, plans are a cool-down apart, and one that is not worth its move is not taken.
 """
 
 from typing import Literal
@@ -12,6 +13,7 @@ from runtime.core import event as ev
 from runtime.core.solved import PlanCause, SolvedPlan, shape
 from runtime.core.state import ClusterState, Need
 from runtime.core.target import QUARANTINE_AFTER, against_override
+from runtime.policy.drift import FIRST_MOVE_S, DriftRule, pays
 
 HARD_QUIET_S = 0.5  # losses come in bursts: one plan for all of them
 HARD_LONGEST_S = 3.0
@@ -28,8 +30,9 @@ class ConsentRule:
     expires_s: float = 120.0
 
 
-def due(state: ClusterState, now_s: float) -> Need | None:
-    """The need for a plan that should be worked on now, or None. Losses and operators at once, joins when they pause."""
+def due(state: ClusterState, now_s: float, *, cooldown_s: float = 0.0) -> Need | None:
+    """The need for a plan that should be worked on now, or None. Losses and operators at once, joins and drift when they
+    pause, drift alone not within `cooldown_s` of the last planning for it."""
     if state.ending:
         return None
     need = state.need
@@ -43,10 +46,21 @@ def due(state: ClusterState, now_s: float) -> Need | None:
         return None  # the planner broke on just this: not at once again
     if need.causes & {"operator", "start"}:
         return need
+    if need.causes == {"drift"} and now_s - _drift_planned_s(state) < cooldown_s:
+        return None
     hard = bool(need.causes & {"loss", "quarantine"})
     quiet_s, longest_s = (HARD_QUIET_S, HARD_LONGEST_S) if hard else (JOIN_QUIET_S, JOIN_LONGEST_S)
     pausing = now_s - need.last_s >= quiet_s
     return need if pausing or now_s - need.since_s >= longest_s else None
+
+
+def _drift_planned_s(state: ClusterState) -> float:
+    return float("-inf") if state.drift_planned_at_s is None else state.drift_planned_at_s
+
+
+def move_s(state: ClusterState) -> float:
+    """What a move costs the run, in seconds of it: the longer of the newest starts of a replica and a trainer."""
+    return max(state.start_s.values(), default=FIRST_MOVE_S)
 
 
 def _retry(state: ClusterState, failed_s: float) -> Need:
@@ -63,7 +77,7 @@ def _retry(state: ClusterState, failed_s: float) -> Need:
 
 
 def outdates(newer: Need, worked_on: Need) -> bool:
-    """Whether a planning under way should be thrown away for the newer need: for all but joins, which wait their turn."""
+    """Whether a planning under way should be thrown away for the newer need: for all but joins and drift, which wait."""
     return newer.urgent_rev > worked_on.rev
 
 
@@ -95,11 +109,13 @@ def judge(
     rule: ConsentRule,
     now_s: float,
     now_tokens_per_s: float | None = None,
+    drift: DriftRule | None = None,
 ) -> ev.Event:
     """What becomes of the planner's answer: adopted, proposed, kept or infeasible.
 
     `now_tokens_per_s`: prediction of the plan in force under the same problem as the answer's, so that a calibration that
-    changed since it was made is not taken for a gain; None: as it was predicted when it was made.
+    changed since it was made is not taken for a gain; None: as it was predicted when it was made. `drift` says what a move
+    must earn where devices only drifted.
     """
     trigger = trigger_words(need)
     if not isinstance(solution, Feasible):
@@ -107,12 +123,19 @@ def judge(
     in_force = state.plan
     if in_force is not None and shape(in_force.plan) == shape(solution.plan):
         return ev.PlanKept(trigger=trigger, solve_s=solve_s, need_rev=need.rev)
+    if drift is not None and need.causes == {"drift"} and now_tokens_per_s is not None:
+        then, cost_s = solution.prediction.tokens_per_s, move_s(state)
+        if not pays(now_tokens_per_s, then, cost_s, drift):
+            gain = then / now_tokens_per_s - 1
+            why = (
+                f"{gain:+.1%} tokens/s would not pay for a move of {cost_s:.0f} s within {drift.payback_s / 60:.0f} min"
+            )
+            return ev.PlanKept(trigger=trigger, solve_s=solve_s, need_rev=need.rev, why=why)
     solved = solved_plan(solution, rev=state.plan_rev + 1, trigger=trigger, solve_s=solve_s, now_s=now_s)
     if rule.mode == "ask" and in_force is not None and not _without_asking(state, need, in_force, solution.plan):
-        gain, now = None, now_tokens_per_s or in_force.prediction.tokens_per_s
-        if now > 0:
-            gain = solution.prediction.tokens_per_s / now - 1.0
-        return ev.PlanProposed(solved=solved, expires_at_s=now_s + rule.expires_s, gain_share=gain, need_rev=need.rev)
+        now = now_tokens_per_s or in_force.prediction.tokens_per_s
+        share = solution.prediction.tokens_per_s / now - 1.0 if now > 0 else None
+        return ev.PlanProposed(solved=solved, expires_at_s=now_s + rule.expires_s, gain_share=share, need_rev=need.rev)
     return ev.PlanAdopted(solved=solved, need_rev=need.rev)
 
 

@@ -255,6 +255,7 @@ def _device_row(d: DeviceBelief, src: Sources, overrides: tuple[Override, ...]) 
         note=_note(d, sample, body, src.state),
         modelled_tokens_per_s=_modelled(d, body, src),
         drift_factor=None if body is None else drift_of(d.id, src.peers.get((d.kind, body.role), {})),
+        speed=d.speed,
     )
 
 
@@ -294,6 +295,8 @@ def _status(d: DeviceBelief, seen: DeviceSeen | None, body: Body | None, src: So
         return "cordoned"
     if d.host_bound:
         return "HOST-BOUND"
+    if d.speed < 1:
+        return "slow"
     return "throttled" if seen is not None and seen.sample.throttled else "ok"
 
 

@@ -6,6 +6,7 @@ from typing import assert_never
 from planner.record import record
 from runtime.api.wire import EventRow, Level
 from runtime.core import event as ev
+from runtime.core.drifting import drift_reason
 from runtime.core.solved import SolvedPlan
 from runtime.core.state import ClusterState
 
@@ -48,6 +49,8 @@ def words(event: ev.Event, display: Display) -> Words:
             | ev.DeviceReleased()
         ):
             return _device_words(event, display(event.device))
+        case ev.DeviceDrifted():
+            return _drift_words(event, display)
         case ev.UnitAppeared() | ev.UnitServed() | ev.UnitDrained() | ev.UnitDied() | ev.UnitStopped():
             return _unit_words(event)
         case ev.UnitAdopted():
@@ -119,6 +122,12 @@ def _device_words(
             return Words(message=f"{name} released from quarantine", subject=event.device)
         case _:
             assert_never(event)
+
+
+def _drift_words(event: ev.DeviceDrifted, display: Display) -> Words:
+    rates = f"{event.measured_tokens_per_s:,.0f} instead of {event.assumed_tokens_per_s:,.0f} tokens/s"
+    message = f"{drift_reason(event, _names(event.devices, display))} ({rates})"
+    return Words(message=message, subject=event.devices[0], level="warning" if event.speed < 1 else "info")
 
 
 def _unit_words(event: ev.UnitAppeared | ev.UnitServed | ev.UnitDrained | ev.UnitDied | ev.UnitStopped) -> Words:
@@ -217,7 +226,8 @@ def _plan_words(
         case ev.ProposalExpired():
             return Words(message=f"proposal r{event.rev} expired unanswered", level="warning")
         case ev.PlanKept():
-            return Words(message=f"plan kept ({event.trigger}): nothing better found in {event.solve_s:.1f} s")
+            why = event.why or f"nothing better found in {event.solve_s:.1f} s"
+            return Words(message=f"plan kept ({event.trigger}): {why}")
         case ev.PlanFoundInfeasible():
             return Words(message=f"no plan exists ({event.trigger}): {event.message}", level="error")
         case ev.PlanningFailed():

@@ -13,7 +13,7 @@ from planner.errors import HexError
 from planner.override import Override
 from planner.plan import Plan
 from planner.problem import Problem
-from planner.record import record
+from planner.record import record, replace
 from planner.solution import Solution
 from runtime.api.wire import Command, CommandResult, EventRow, Snapshot
 from runtime.backends.protocol import Backend
@@ -23,6 +23,7 @@ from runtime.core.actual import bodies
 from runtime.core.belief import believe
 from runtime.core.calibrating import Calibrating, calibrate, without_units_gone
 from runtime.core.command import handle
+from runtime.core.drifting import Drifting, aside, drift, speeds
 from runtime.core.fold import fold
 from runtime.core.limits import Limits, Memory, stretched
 from runtime.core.modelled import CostedWork, corrected, rescored
@@ -30,9 +31,10 @@ from runtime.core.observation import Observation
 from runtime.core.reconcile import Blocked, Converged, Next, Steps, next_steps
 from runtime.core.snapshot import SHOWN_EVENTS, Facts, snapshot
 from runtime.core.state import ClusterState, Need
-from runtime.core.trigger import ConsentRule, due, judge, outdates, trigger_words, verdicts
+from runtime.core.trigger import ConsentRule, due, judge, move_s, outdates, trigger_words, verdicts
 from runtime.core.words import row
 from runtime.daemon.series import Series
+from runtime.policy.drift import DriftRule
 from runtime.store.events import EventStore
 
 logger = logging.getLogger("hexctl.events")
@@ -77,6 +79,7 @@ class LoopSettings:
     consent: ConsentRule = ConsentRule()
     limits: Limits = Limits()
     most_starts: int = 8
+    drift: DriftRule | None = DriftRule()  # None: drift is shown, and not planned on
 
 
 class Loop:
@@ -96,7 +99,7 @@ class Loop:
         self._memory = Memory()
         self._working: Need | None = None  # what the planning under way answers
         self._asked: Problem | None = None  # and the problem it was asked
-        self._calibrating = Calibrating()
+        self._calibrating, self._drifting = Calibrating(), Drifting()
         self._costed: tuple[object, CostedWork] | None = None  # and what it was made for
         self._applied: dict[str, float] = {}  # step id -> when it was last applied
         self._rows: deque[EventRow] = deque(maxlen=SHOWN_EVENTS)
@@ -161,16 +164,21 @@ class Loop:
         self._changed()
 
     def _calibrate(self, obs: Observation, now_s: float) -> None:
-        """Hold what was measured against the cost model."""
+        """Hold what was measured against the cost model: whole kinds, and single devices."""
         if self.state.ending:
             return
+        rule = self._settings.drift
         try:
             self._calibrating = without_units_gone(self._calibrating, (d.id for d in self.state.present))
-            events, self._calibrating = calibrate(obs, self.state, self._calibrating, self._model, now_s)
+            slow = () if rule is None else aside(self.state, self._drifting)
+            events, self._calibrating = calibrate(obs, self.state, self._calibrating, self._model, now_s, aside=slow)
         except HexError as e:
             logger.debug("no calibration: %s", e)
             return
         self.record(events, now_s)
+        if rule is not None:
+            drifted, self._drifting = drift(self._calibrating, self.state, self._drifting, rule, now_s)
+            self.record(drifted, now_s)
 
     def _model(self) -> CostedWork:
         """The cost model of the fleet as it is, without factors. Made anew when the fleet or the plan is another."""
@@ -197,15 +205,19 @@ class Loop:
             self.record([ev.MilestoneReached(name="in service", detail="a trainer and a replica are at work")], now_s)
 
     def _plan(self, now_s: float) -> None:
-        need = due(self.state, now_s)
+        need = self._due(now_s)
         if self._planning.busy and self._working is not None and need is not None and outdates(need, self._working):
             self._planning.cancel()
         answer = self._planning.poll()
         if answer is not None and self._working is not None:
             self._take(answer, self._working, now_s)
-            need = due(self.state, now_s)
+            need = self._due(now_s)
         if need is not None and not self._planning.busy and not self.state.ending:
             self._ask(need, now_s)
+
+    def _due(self, now_s: float) -> Need | None:
+        rule = self._settings.drift
+        return due(self.state, now_s, cooldown_s=0.0 if rule is None else rule.cooldown_s)
 
     def _ask(self, need: Need, now_s: float) -> None:
         state = self.state
@@ -213,16 +225,25 @@ class Loop:
         ids = {d.id for d in devices}
         overrides = tuple(o for o in state.overrides if o.device in ids)  # of devices that may come back
         try:
-            problem = corrected(
-                self._problem(devices, overrides, state.plan.plan if state.plan else None), state.calibration
-            )
+            problem = self._problem(devices, overrides, state.plan.plan if state.plan else None)
+            problem = self._as_slow_as_they_are(corrected(problem, state.calibration), need)
         except HexError as e:
             failed = ev.PlanningFailed(trigger=trigger_words(need), message=str(e), need_rev=need.rev)
             self.record([failed], now_s)
             return
         self._working, self._asked = need, problem
-        self.record([ev.PlanningStarted(trigger=trigger_words(need))], now_s)
+        self.record([ev.PlanningStarted(trigger=trigger_words(need), drift="drift" in need.causes)], now_s)
         self._planning.start(problem, self._settings.scheduler)
+
+    def _as_slow_as_they_are(self, problem: Problem, need: Need) -> Problem:
+        """The problem with devices that are slow; where that is all there is to it, with what a move costs."""
+        rule, ids = self._settings.drift, {d.id for d in problem.cluster.devices}
+        if rule is None:
+            return problem
+        problem = replace(problem, speeds={d: s for d, s in speeds(self.state).items() if d in ids})
+        if need.causes != {"drift"}:
+            return problem
+        return replace(problem, switch_s=move_s(self.state), switch_horizon_s=rule.payback_s)
 
     def _take(self, answer: PlanningAnswer, need: Need, now_s: float) -> None:
         self._working = None
@@ -237,6 +258,7 @@ class Loop:
                 rule=self._settings.consent,
                 now_s=now_s,
                 now_tokens_per_s=self._in_force_now(),
+                drift=self._settings.drift,
             )
         self.record([event], now_s)
 

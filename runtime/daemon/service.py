@@ -18,6 +18,7 @@ from planner.record import record, replace
 from runtime.api.wire import FleetLabel, RunView
 from runtime.backends.protocol import Backend
 from runtime.config.calibration import load_calibration
+from runtime.config.drift import drift_rule
 from runtime.core import event as ev
 from runtime.core.limits import CPU_LEASE_S, CPU_LIMITS, Limits
 from runtime.core.snapshot import Facts
@@ -321,4 +322,4 @@ def _settings(opened: OpenRun, label: str) -> LoopSettings:
     config = opened.config
     rule = ConsentRule(mode=config.consent.mode, expires_s=config.consent.proposal_expires)
     limits = CPU_LIMITS if _is_slow(label) else Limits()
-    return LoopSettings(scheduler=config.planner.scheduler, consent=rule, limits=limits)
+    return LoopSettings(scheduler=config.planner.scheduler, consent=rule, limits=limits, drift=drift_rule(config))

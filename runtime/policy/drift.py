@@ -1,27 +1,30 @@
-"""Devices that became slow: when one counts as slow, what a plan is worth on it, and whether a move pays.
+"""Devices that became slow: when one counts as slow, and whether a move away from it pays.
 
-Pure: measured speeds in, verdicts out. A device is slow once it was at or below `enter_share` of its peers' speed for `enter_s`
-without a break, and so again only after it was at or above `leave_share` for `leave_s`. Each time it recovers, the next verdict
-takes twice as long, so that a device which comes and goes does not move a run each time.
+Pure: measured speeds in, verdicts out. A device is slow once it was at or below `enter_share` of the speed that was assumed
+of it for `enter_s` without a break, and so again only after it was at or above `leave_share` for `leave_s`. Each time it
+recovers, the next verdict takes twice as long, so that a device which comes and goes does not move a run each time.
 """
 
 from collections.abc import Mapping
 
 from planner.errors import InvalidInput
-from planner.plan import Plan, Prediction
 from planner.record import record, replace
 
 MOST_DOUBLINGS = 5
+MATERIAL = 0.1  # a change of a slow device's share below that is no reason for another plan
+LEAST_SHARE = 0.05  # no device counts as slower than that
+FIRST_MOVE_S = 60.0  # what a move costs before a start was measured: an assumption, the simulator's
 
 
 @record
 class DriftRule:
-    """Shares are of the speed of peers: devices of the same kind at the same work."""
+    """Shares are of the speed assumed: that of peers at the same work, else what the plan in force counted with."""
 
     enter_share: float = 0.85
     enter_s: float = 30.0
     leave_share: float = 0.95
     leave_s: float = 120.0
+    cooldown_s: float = 120.0  # from one planning for drift to the next
     payback_s: float = 1800.0  # a move must earn `margin` times what it costs within that
     margin: float = 1.5
 
@@ -61,26 +64,6 @@ def watched(
         else:
             after[device] = DeviceDrift(slow=not d.slow, recoveries=d.recoveries + d.slow)
     return after
-
-
-def slowed_tokens_per_s(plan: Plan, prediction: Prediction, speeds: Mapping[str, float], *, synchronous: bool) -> float:
-    """Predicted trained tokens/s of a plan when devices run at these shares of their speed (1 where they are not named).
-
-    A trainer is as slow as its slowest device, replicas generate what they can. Of a step that was predicted to take its
-    longer side (asynchronous) or both, each side is stretched; what it was longer than that stays in proportion.
-    """
-
-    def slowest(devices: tuple[str, ...]) -> float:
-        return min(speeds.get(d, 1.0) for d in devices)
-
-    rates = [(p.rate_tokens_per_s or 0.0, slowest(p.devices)) for p in plan.rollouts]
-    whole = sum(rate for rate, _ in rates)
-    generating = sum(rate * share for rate, share in rates) / whole if whole > 0 else 1.0
-    training = min((slowest(p.devices) for p in plan.sides), default=1.0)
-    join = sum if synchronous else max
-    plain = join((prediction.train_s, prediction.rollout_s))
-    slowed = join((prediction.train_s / training, prediction.rollout_s / generating))
-    return prediction.tokens_per_s * plain / slowed if slowed > 0 else prediction.tokens_per_s
 
 
 def pays(now_tokens_per_s: float, then_tokens_per_s: float, switch_s: float, rule: DriftRule) -> bool:

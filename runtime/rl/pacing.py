@@ -1,14 +1,16 @@
 """Paced devices: real work on CPU, held to a declared speed by a deadline clock.
 
-The declared speeds are in a file that only the devices read; the planner must find them out by measuring.
+The declared speeds are in a file that only the devices read; the planner must find them out by measuring. They read it again
+when it changes: a device whose pace is cut there while a run goes on is slow, as one that throttles is.
 """
 
+import contextlib
 import time
 import tomllib
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from pydantic import Field, ValidationError
 
@@ -16,6 +18,7 @@ from runtime.config.schema import Section
 from runtime.errors import ConfigError
 
 HOST_BOUND_SHARE = 0.1
+LOOK_S = 1.0  # between two looks at the file
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Span = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -38,10 +41,17 @@ class KindPacing(Section):
         return tokens / self.train_tokens_per_s
 
 
+class DevicePacing(Section):
+    """One device that does not run at its kind's speed."""
+
+    speed: Speed = Field(description="share of its kind's speed")
+
+
 class PacingSpec(Section):
-    """Declared speeds by kind."""
+    """Declared speeds by kind, and shares of them by device."""
 
     kinds: dict[str, KindPacing] = Field(min_length=1)
+    devices: dict[str, DevicePacing] = Field({})
 
     def kind(self, name: str, *, where: str = "") -> KindPacing:
         """Raises ConfigError for a kind without a declared speed."""
@@ -65,6 +75,57 @@ def load_pacing(path: Path) -> PacingSpec:
     except ValidationError as e:
         faults = [f"{'.'.join(map(str, f['loc']))}: {f['msg']} (got {f['input']!r})" for f in e.errors()]
         raise ConfigError("; ".join(faults), where=str(path)) from e
+
+
+class Pacing(Protocol):
+    """How long work takes on a paced device."""
+
+    def generation_s(self, *, samples: int, prefill_tokens: int) -> float: ...
+
+    def training_s(self, tokens: int) -> float: ...
+
+
+class DevicePace:
+    """Implements `Pacing` for one device as the file says it now. A file that cannot be read leaves everything as it was."""
+
+    def __init__(self, path: Path, kind: str, device: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises ConfigError when the file has no speed for the kind."""
+        self._path, self._kind_name, self._device, self._clock = path, kind, device, clock
+        self._looked_at = clock()
+        self._mark = self._stamp()
+        self._kind, self._share = self._read()
+
+    def generation_s(self, *, samples: int, prefill_tokens: int) -> float:
+        """Seconds of one engine step, see `KindPacing`."""
+        self._look()
+        return self._kind.generation_s(samples=samples, prefill_tokens=prefill_tokens) / self._share
+
+    def training_s(self, tokens: int) -> float:
+        """Seconds of an optimiser step on `tokens` tokens."""
+        self._look()
+        return self._kind.training_s(tokens) / self._share
+
+    def _look(self) -> None:
+        if self._clock() - self._looked_at < LOOK_S:
+            return
+        self._looked_at = self._clock()
+        mark = self._stamp()
+        if mark is None or mark == self._mark:
+            return
+        self._mark = mark
+        with contextlib.suppress(ConfigError):
+            self._kind, self._share = self._read()
+
+    def _read(self) -> tuple[KindPacing, float]:
+        spec = load_pacing(self._path)
+        own = spec.devices.get(self._device)
+        return spec.kind(self._kind_name, where=str(self._path)), 1.0 if own is None else own.speed
+
+    def _stamp(self) -> tuple[int, int] | None:
+        with contextlib.suppress(OSError):
+            found = self._path.stat()
+            return found.st_mtime_ns, found.st_size
+        return None
 
 
 class Pacer:

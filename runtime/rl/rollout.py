@@ -15,7 +15,7 @@ from planner.record import record, replace
 from runtime.errors import WeightsError
 from runtime.rl.counter import TokenCounter
 from runtime.rl.exchange import MAX_UNACKNOWLEDGED, Exchanges, FlowClient, LoopTiming, Unflushed
-from runtime.rl.pacing import KindPacing, Pacer
+from runtime.rl.pacing import Pacer, Pacing
 from runtime.rl.protocols import RolloutEngine, TakesDirect
 from runtime.rl.types import (
     ChannelMember,
@@ -83,7 +83,7 @@ class ReplicaLoop:
         replica: str,
         epoch: int,
         counter: TokenCounter | None = None,
-        pacing: KindPacing | None = None,
+        pacing: Pacing | None = None,
         device_kind: str = "",
         timing: LoopTiming | None = None,
         clock: Callable[[], float] = time.monotonic,

@@ -45,7 +45,7 @@ class Options:
     changes: tuple[Change, ...] = ()
     churn_policy: ChurnPolicy = "elastic"
     costs: Costs = Costs()
-    drift: DriftRule | None = None  # elastic: when slow devices lead to a new plan; None: never, as the daemon has it
+    drift: DriftRule | None = None  # elastic: when slow devices lead to a new plan; None: never
     windows: int = 8  # of time, in the mean generation time of a sample: more is finer
 
     def __post_init__(self) -> None:

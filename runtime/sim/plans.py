@@ -1,13 +1,12 @@
-"""The plans of a run: made by the planner, chosen with an eye to devices that are slow."""
+"""The plans of a run: made by the planner, for devices as slow as they were found to be."""
 
 import planner
-from planner.cost.model import CostModel
-from planner.override import Override
-from planner.plan import Plan, Prediction
+from planner.plan import Plan
 from planner.problem import Problem
 from planner.record import replace
-from planner.solution import Feasible, Infeasible
-from runtime.policy.drift import pays, slowed_tokens_per_s
+from planner.slowed import scored
+from planner.solution import Infeasible
+from runtime.policy.drift import pays
 from runtime.sim.options import Options
 from runtime.sim.watching import Watch
 
@@ -18,39 +17,33 @@ class Plans:
     def __init__(self, options: Options, watch: Watch | None) -> None:
         self._options, self._watch = options, watch
 
-    def solve(self, problem: Problem) -> tuple[Plan | None, str]:
-        """The plan, or why there is none."""
+    def solve(self, problem: Problem, *, drift: bool = False) -> tuple[Plan | None, str]:
+        """The plan, or why there is none. `drift`: devices only became slow, so a move must be worth its cost."""
         if not problem.cluster.devices:
             return None, "no device is there"
-        found = self._ask(problem)
+        problem = self._as_slow_as_they_are(problem)
+        if drift and self._watch is not None:
+            problem = replace(problem, switch_s=self._move_s, switch_horizon_s=self._watch.rule.payback_s)
+        found = planner.solve(problem, scheduler=self._options.scheduler, budget=self._options.budget)
         if isinstance(found, Infeasible):
             return None, f"no plan: {found.message}"
-        return self._apart(problem, found).plan, ""
+        return found.plan, ""
 
-    def pays(self, cost: CostModel, now: Plan | None, then: Plan) -> bool:
+    def pays(self, problem: Problem, now: Plan | None, then: Plan) -> bool:
         """Whether moving from one plan to the other earns what it costs, on devices as slow as they are."""
-        scored = [None if p is None else cost.evaluate(p) for p in (now, then)]
-        if scored[0] is None or scored[1] is None or self._watch is None:
-            return scored[0] is None
-        costs = self._options.costs
-        before, after = (self._slowed(cost.problem, s.plan, s.prediction) for s in scored if s is not None)
-        return pays(before, after, max(costs.start_s, costs.reform_s), self._watch.rule)
+        problem = self._as_slow_as_they_are(problem)
+        before, after = (None if p is None else scored(problem, p) for p in (now, then))
+        if before is None or after is None or self._watch is None:
+            return before is None
+        rates = before.prediction.tokens_per_s, after.prediction.tokens_per_s
+        return pays(*rates, self._move_s, self._watch.rule)
 
-    def _ask(self, problem: Problem) -> Feasible | Infeasible:
-        return planner.solve(problem, scheduler=self._options.scheduler, budget=self._options.budget)
+    @property
+    def _move_s(self) -> float:
+        return max(self._options.costs.start_s, self._options.costs.reform_s)
 
-    def _apart(self, problem: Problem, found: Feasible) -> Feasible:
-        """Of this plan and the one in which slow devices only generate, which is better on devices as slow as they are."""
-        slow = [d.id for d in problem.cluster.devices if self._watch is not None and d.id in self._watch.speeds]
-        if not slow:
-            return found
-        pins = tuple(Override(device=d, kind="pin", role="rollout", reason="slow") for d in slow)
-        other = self._ask(replace(problem, overrides=problem.overrides + pins))
-        if isinstance(other, Infeasible):
-            return found
-        return max(found, other, key=lambda s: self._slowed(problem, s.plan, s.prediction))
-
-    def _slowed(self, problem: Problem, plan: Plan, prediction: Prediction) -> float:
-        assert self._watch is not None
-        synchronous = problem.workload.synchronous
-        return slowed_tokens_per_s(plan, prediction, self._watch.speeds, synchronous=synchronous)
+    def _as_slow_as_they_are(self, problem: Problem) -> Problem:
+        if self._watch is None:
+            return problem
+        ids = {d.id for d in problem.cluster.devices}
+        return replace(problem, speeds={d: s for d, s in self._watch.speeds.items() if d in ids})

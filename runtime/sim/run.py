@@ -66,6 +66,8 @@ class Run:
         drift = options.drift if options.churn_policy == "elastic" else None
         self.watch = None if drift is None else Watch(problem, drift)
         self._plans = Plans(options, self.watch)
+        self._cooldown_s = 0.0 if drift is None else drift.cooldown_s
+        self._drift_planned_s: float | None = None
         self._down = False  # checkpoint-restart: between stop and start
         for change in options.changes:
             self.at(change.at_s, lambda c=change: self._change(c))  # type: ignore[misc]
@@ -130,8 +132,8 @@ class Run:
         costs = self.options.costs
         return replace(self.problem, cluster=cluster, in_force=self.plan, switch_s=costs.start_s)
 
-    def _solve(self, problem: Problem) -> Plan | None:
-        plan, self.blocked = self._plans.solve(problem)
+    def _solve(self, problem: Problem, *, drift: bool = False) -> Plan | None:
+        plan, self.blocked = self._plans.solve(problem, drift=drift)
         return plan
 
     def _begin(self) -> None:
@@ -387,15 +389,20 @@ class Run:
         )
         for t in (now + HARD_QUIET_S, now + JOIN_QUIET_S):
             self.at(t, self._look)
+        if self._drift_planned_s is not None and cause == "drift":
+            self.at(self._drift_planned_s + self._cooldown_s, self._look)
         for t in (self._need.since_s + HARD_LONGEST_S, self._need.since_s + JOIN_LONGEST_S):
             if t > now:
                 self.at(t, self._look)
 
     def _look(self) -> None:
-        need = due(ClusterState(need=self._need), self.flow.now_s + 1e-9) if self._need is not None else None
+        state = ClusterState(need=self._need, drift_planned_at_s=self._drift_planned_s)
+        need = due(state, self.flow.now_s + 1e-9, cooldown_s=self._cooldown_s) if self._need is not None else None
         if need is None:
             return
         self._need = None
+        if "drift" in need.causes:
+            self._drift_planned_s = self.flow.now_s
         costs, problem, why = self.options.costs, self.problem_now(), ", ".join(dict.fromkeys(need.reasons))
         rev = self._rev
         if "loss" in need.causes and self.plan is not None and problem.cluster.devices:
@@ -413,8 +420,8 @@ class Run:
         must be worth its move."""
         if rev != self._rev:
             return  # something newer is being worked on
-        plan = self._solve(self.problem_now())
-        if plan is not None and (not drift or self._plans.pays(self._physics(plan).cost, self.plan, plan)):
+        plan = self._solve(self.problem_now(), drift=drift)
+        if plan is not None and (not drift or self._plans.pays(self._physics(plan).cost.problem, self.plan, plan)):
             self._adopt(plan, why, rev)
 
     def _adopt(self, plan: Plan, why: str, rev: int) -> None:

@@ -236,7 +236,7 @@ def test_short_blocks_are_put_together() -> None:
     found = run.memory.estimates["b", "rollout"]
     assert found.samples == 1
     assert found.measured_step_s == pytest.approx(0.06)
-    assert run.work["r0"].busy_s - run.memory.marks["r0", 1].busy_s < BLOCK_S
+    assert run.work["r0"].busy_s - run.memory.marks["r0", 1].work.busy_s < BLOCK_S
 
 
 def test_a_kind_that_was_not_measured_takes_the_median_of_the_role() -> None:

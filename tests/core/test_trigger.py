@@ -3,7 +3,7 @@
 from typing import Literal
 
 import pytest
-from values import NOW_S, fleet, solved, stored
+from values import NOW_S, fleet, solved, started, stored
 
 from planner.override import Override
 from planner.solution import Conflict, Explanation, Feasible, Infeasible
@@ -11,7 +11,8 @@ from runtime.core import event as ev
 from runtime.core.fold import fold
 from runtime.core.solved import SolvedPlan
 from runtime.core.state import ClusterState, Need
-from runtime.core.trigger import RETRY_S, ConsentRule, due, judge, outdates, verdicts
+from runtime.core.trigger import RETRY_S, ConsentRule, due, judge, move_s, outdates, verdicts
+from runtime.policy.drift import FIRST_MOVE_S, DriftRule
 
 FORCE = solved("a", "b", "c")
 JOINED = ev.DeviceJoined(device="d", kind="k", node="n0", index=3)
@@ -159,3 +160,64 @@ def test_a_run_that_ended_starts_with_a_clean_sheet() -> None:
     assert (ended.infeasible, ended.plan) == ("", None)
     assert need(ended).causes == {"start"}
     assert {u.status for u in ended.units.values()} <= {"stopped"}
+
+
+# ---- drift
+
+DRIFTED = ev.DeviceDrifted(
+    devices=("a",), role="train", speed=0.5, before=1.0, share=0.5, for_s=30.0, measured_tokens_per_s=200.0,
+    assumed_tokens_per_s=400.0,
+)  # fmt: skip
+OTHER = solved("b", "a", "c", rev=2)  # 300 tokens/s
+
+
+def judged(state: ClusterState, now_tokens_per_s: float, mode: Literal["auto", "ask"] = "auto") -> ev.Event:
+    return judge(
+        state, need(state), feasible(OTHER), solve_s=0.5, rule=ConsentRule(mode=mode, expires_s=60), now_s=NOW_S,
+        now_tokens_per_s=now_tokens_per_s, drift=DriftRule(),
+    )  # fmt: skip
+
+
+def test_drift_is_gathered_as_joins_are_and_does_not_end_a_planning_under_way() -> None:
+    state = after(DRIFTED)
+    assert state.devices["a"].speed == 0.5
+    assert due(state, NOW_S + 2.9, cooldown_s=120.0) is None
+    assert due(state, NOW_S + 3.0, cooldown_s=120.0) == state.need
+    assert not outdates(need(fold(after(JOINED), stored(DRIFTED))), need(after(JOINED)))
+
+
+def test_the_cool_down_counts_from_the_last_planning_for_drift() -> None:
+    planned = (ev.PlanningStarted(trigger="", drift=True), ev.PlanKept(trigger="", solve_s=0.1, need_rev=10**9))
+    state = fold(after(DRIFTED, *planned), stored(DRIFTED, at_s=NOW_S + 50))
+    assert due(state, NOW_S + 119.9, cooldown_s=120.0) is None
+    assert due(state, NOW_S + 120.0, cooldown_s=120.0) == state.need
+    lost = fold(state, stored(LOST, at_s=NOW_S + 50))
+    assert due(lost, NOW_S + 51, cooldown_s=120.0) == lost.need
+
+
+def test_a_move_for_drift_must_pay_and_an_unpaid_one_says_so() -> None:
+    """60 s before any start was seen: 1.5 x 60 / 1800 = 5 %."""
+    state = fold(fleet("a", "b", "c", plan=FORCE), stored(DRIFTED))
+    assert move_s(state) == FIRST_MOVE_S
+    kept = judged(state, 300 / 1.049)
+    assert isinstance(kept, ev.PlanKept)
+    assert kept.why == "+4.9% tokens/s would not pay for a move of 60 s within 30 min"
+    assert isinstance(judged(state, 300 / 1.051), ev.PlanAdopted)
+
+
+def test_a_move_costs_what_the_newest_starts_took() -> None:
+    state = fold(fleet("a", "b", "c", plan=FORCE), stored(*started("t0", "a"), *started("r0", "b"), DRIFTED))
+    assert move_s(state) == 1.0
+    assert isinstance(judged(state, 300 / 1.049), ev.PlanAdopted)
+
+
+def test_a_loss_beside_drift_need_not_pay_and_drift_alone_asks_where_improvements_do() -> None:
+    state = fold(fleet("a", "b", "c", plan=FORCE), stored(DRIFTED))
+    assert isinstance(judged(state, 200.0, "ask"), ev.PlanProposed)
+    assert isinstance(judged(fold(state, stored(LOST)), 299.0), ev.PlanAdopted)
+
+
+def test_before_the_first_plan_drift_is_no_reason() -> None:
+    state = fold(fleet("a", "b"), stored(DRIFTED))
+    assert state.need is None or "drift" not in state.need.causes
+    assert state.devices["a"].speed == 0.5

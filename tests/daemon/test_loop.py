@@ -3,7 +3,7 @@
 import pytest
 from simworld import SimWorld, device
 
-from runtime.backends.simulated.script import Behaviour, DeviceJoins, DeviceLeaves, UnitDies, UnitHangs
+from runtime.backends.simulated.script import Behaviour, DeviceJoins, DeviceLeaves, DeviceSlows, UnitDies, UnitHangs
 from runtime.core.action import DrainReplica, QuiesceTrainer, StartReplica, StartTrainer, StopReplica, StopTrainer
 from runtime.core.trigger import ConsentRule
 from runtime.errors import RefusedError
@@ -241,3 +241,45 @@ def test_what_a_run_measures_goes_into_the_next_problem_and_survives_the_daemon(
     assert {k.rollout_efficiency for k in asked.cluster.kinds.values()} == {0.25}
     world.run(30)
     assert kinds_of(world).count("CalibrationChanged") == 1
+
+
+def test_a_slow_device_is_planned_for_once_and_again_when_it_is_back() -> None:
+    world = SimWorld(5, behaviour=Behaviour(train_tokens_per_s=1e6))
+    world.settle()
+    world.run(60)
+    world.sim.fleet.inject(DeviceSlows(at_s=world.now_s, device="d2", speed=0.5))
+    world.run(300)
+    assert [p.speeds for p in world.planning.problems if p.speeds] == [{"d2": pytest.approx(0.5, rel=0.05)}]
+    asked = world.planning.problems[-1]
+    assert asked.switch_s > 0
+    # Its kind is modelled as wrongly as before.
+    assert {k.rollout_efficiency for k in asked.cluster.kinds.values()} == {0.25}
+    told = [e.message for e in world.loop.events(0, 10_000) if e.kind == "DeviceDrifted"]
+    assert len(told) == 1
+    assert "n0/gpu2 generates at 0.5" in told[0]
+    shown = next(d for d in world.loop.snapshot(world.now_s).devices if d.id == "d2")
+    assert (shown.status, shown.speed) == ("slow", pytest.approx(0.5, rel=0.05))
+    # Who is slow survives the daemon, and whatever else needs a plan gets one that counts with it.
+    world.restart()
+    world.command("replan")
+    world.run(2)
+    assert world.planning.problems[-1].speeds == asked.speeds
+    world.sim.fleet.inject(DeviceSlows(at_s=world.now_s, device="d2", speed=1.0))
+    world.run(300)
+    assert world.planning.problems[-1].speeds == {}
+    assert kinds_of(world).count("DeviceDrifted") == 2
+    assert world.standing()["d2"] == "rollout"
+
+
+def test_a_pinned_device_stays_where_it_is_however_slow() -> None:
+    world = SimWorld(4, behaviour=Behaviour(train_tokens_per_s=1e6))
+    world.command("pin", device="d2", role="rollout")
+    world.settle()
+    world.run(60)
+    world.sim.fleet.inject(DeviceSlows(at_s=world.now_s, device="d2", speed=0.3))
+    world.run(200)
+    assert kinds_of(world).count("DeviceDrifted") == 1
+    asked = world.planning.problems[-1]
+    assert asked.speeds.keys() == {"d2"}
+    assert [(o.device, o.role) for o in asked.overrides] == [("d2", "rollout")]
+    assert world.standing()["d2"] == "rollout"

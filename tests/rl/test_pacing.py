@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import ConfigError
-from runtime.rl.pacing import KindPacing, Pacer, load_pacing
+from runtime.rl.pacing import LOOK_S, DevicePace, KindPacing, Pacer, load_pacing
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "paced" / "local.toml"
 
@@ -176,3 +176,36 @@ def test_never_ahead_of_the_clock_and_behind_only_by_what_the_host_took(steps: l
         at = max(at + host_s, 100.0 + charged)
         assert clock.now >= 100.0 + charged - 1e-9
         assert clock.now == pytest.approx(at)
+
+
+# ---- a pace that is cut while it runs
+
+KIND = "[kinds.k]\ndecode_step_s = 0.1\nprefill_tokens_per_s = 1000\ntrain_tokens_per_s = 500\n"
+
+
+def test_a_device_reads_its_pace_again_when_the_file_changes(tmp_path: Path) -> None:
+    file, clock = tmp_path / "pacing.toml", VirtualClock()
+    file.write_text(KIND)
+    one, other = (DevicePace(file, "k", d, clock=clock) for d in ("d1", "d2"))
+    assert (one.generation_s(samples=4, prefill_tokens=100), one.training_s(1000)) == (pytest.approx(0.2), 2.0)
+    file.write_text(KIND + '[devices."d1"]\nspeed = 0.25\n')
+    assert one.training_s(1000) == 2.0  # it looks once a second
+    clock.now += LOOK_S
+    assert (one.generation_s(samples=4, prefill_tokens=100), one.training_s(1000)) == (pytest.approx(0.8), 8.0)
+    assert other.training_s(1000) == 2.0
+    file.write_text("[kinds")  # half written
+    clock.now += LOOK_S
+    assert one.training_s(1000) == 8.0
+    file.unlink()
+    clock.now += LOOK_S
+    assert one.training_s(1000) == 8.0
+    file.write_text(KIND + "# its own speed again\n")
+    clock.now += LOOK_S
+    assert one.training_s(1000) == 2.0
+
+
+def test_a_device_without_a_declared_kind_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "pacing.toml"
+    file.write_text(KIND)
+    with pytest.raises(ConfigError, match="no declared speed"):
+        DevicePace(file, "other", "d1")

@@ -69,6 +69,7 @@ def simulate(
     settings: tuple[str, ...],
     output: str,
 ) -> int:
+    from runtime.config.drift import drift_rule
     from runtime.sim import Options, Timeline
     from runtime.sim.physics import with_lengths
 
@@ -83,6 +84,7 @@ def simulate(
         response=response,
         changes=_changes(trace, problem),
         churn_policy=policy,  # type: ignore[arg-type]
+        drift=drift_rule(loaded.config),
     )
     drawn = Timeline(f"hexctl simulate {loaded.path.stem}, simulated") if timeline else None
     if response is not None:

@@ -144,6 +144,8 @@ def _row(d: DeviceRow) -> tuple[str, ...]:
     marks = [d.note] if d.note else []
     if d.pinned:
         marks.insert(0, f"pinned {d.pinned}")
+    if d.speed < 1:
+        marks.append(f"at {d.speed:.2f} of its kind's speed")
     if d.paced:
         marks.append("paced")
     return (

@@ -114,6 +114,7 @@ _WORDS: tuple[tuple[str, str, Tone, str], ...] = (
     ("▼", "HUNG", "fault", "it is there and does not get on"),
     ("◇", "STALE", "warn", "no fresh data; not known to be dead"),
     ("◆", "HOST-BOUND", "warn", "a paced device that its host cannot keep up with"),
+    ("△", "slow", "warn", "slower than its kind for some time; plans count with it"),
     ("▲", "throttled", "warn", "slower than it could be: heat or power"),
     ("○", "cordoned", "warn", "an operator keeps work away from it"),
     ("◐", "draining", "accent", "it finishes or hands over what it holds"),

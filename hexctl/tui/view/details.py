@@ -43,6 +43,7 @@ def device_details(s: Snapshot, device_id: str, ctx: Context, width: int) -> tup
         _pair("predicted by the plan", n.tokens_per_s(d.predicted_tokens_per_s)),
         _pair("modelled at its batch", n.tokens_per_s(d.modelled_tokens_per_s)),
         _pair("drift from its peers", n.NA if d.drift_factor is None else n.signed_percent(d.drift_factor - 1)),
+        _pair("plans count with", "its kind's speed" if d.speed >= 1 else f"{d.speed:.2f} of its kind's speed"),
         _pair("calibration", _calibration(d, s)),
         _pair("price", n.dollars_per(d.usd_per_h, "h")),
         _pair("cost", n.dollars_per(d.usd_per_mtok, "Mtok")),

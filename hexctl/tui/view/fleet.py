@@ -33,6 +33,7 @@ STATUSES: dict[str, Badge] = {
     "starting": Badge("◌", "starting", "accent"),
     "draining": Badge("◐", "draining", "accent"),
     "cordoned": Badge("○", "cordoned", "warn"),
+    "slow": Badge("△", "slow", "warn"),
     "throttled": Badge("▲", "throttled", "warn"),
     "HOST-BOUND": Badge("◆", "HOST-BOUND", "warn"),
     "STALE": Badge("◇", "STALE", "warn"),

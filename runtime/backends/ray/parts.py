@@ -14,7 +14,7 @@ from runtime.core.observation import Work
 from runtime.errors import ConfigError
 from runtime.paths import RunPaths
 from runtime.rl.counter import TokenCounter
-from runtime.rl.pacing import KindPacing, Pacer, load_pacing
+from runtime.rl.pacing import DevicePace, Pacer, Pacing
 from runtime.rl.rewards.items import RewardClient, RewardResult
 from runtime.rl.types import RunLimits
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from runtime.rl.train.loop import Pace, TrainerLevel, TrainerWork
 
 
-def pacing_of(me: Identity, config: Config) -> KindPacing | None:
+def pacing_of(me: Identity, config: Config) -> Pacing | None:
     """The declared speed of a paced device; None for a real one."""
     if not me.paced:
         return None
     if config.fleet.pacing is None:
         raise ConfigError("a paced device without declared speeds", where="fleet.pacing", got=me.kind)
-    return load_pacing(config.fleet.pacing).kind(me.kind, where=str(config.fleet.pacing))
+    return DevicePace(config.fleet.pacing, me.kind, me.devices[0] if me.devices else "")
 
 
 def device_of(me: Identity) -> str:
@@ -189,11 +189,11 @@ def _pace(me: Identity, config: Config) -> "Pace | None":
         return None
     if me.ranks is None:
         return Pace(pacer=Pacer(threading.Event().wait), step_s=mine.training_s)
-    speeds, where = load_pacing(config.fleet.pacing), str(config.fleet.pacing)
-    ranks = [(speeds.kind(k, where=where), s) for k, s in zip(me.ranks.kinds, me.ranks.shares, strict=True)]
+    path, of = config.fleet.pacing, me.ranks
+    ranks = [(DevicePace(path, k, d), share) for k, d, share in zip(of.kinds, of.devices, of.shares, strict=True)]
     return Pace(
         pacer=Pacer(threading.Event().wait),
-        step_s=lambda tokens: max(kind.training_s(round(share * tokens)) for kind, share in ranks),
+        step_s=lambda tokens: max(pace.training_s(round(share * tokens)) for pace, share in ranks),
     )
 
 

@@ -71,21 +71,26 @@ class SimulatedBackend:
         dt_s, b = max(0.0, now_s - before_s), self._behaviour
         room = (self._eta + 1) * b.tokens_per_step - (self._generated - self._trained)
         serving = [x for x in self.fleet.bodies.values() if self._works(x) and not x.trains]
-        wish = dt_s * b.rollout_tokens_per_s * len(serving)
+        wish = dt_s * sum(self._rate(x) for x in serving)
         share = 1.0 if wish <= room or wish == 0 else max(0.0, room / wish)
         self._open = share > 0
         for x in serving:
-            tokens = share * dt_s * b.rollout_tokens_per_s
+            tokens = share * dt_s * self._rate(x)
             self._decoded[x.id, x.epoch] = self._decoded.get((x.id, x.epoch), 0.0) + tokens
             self._busy_s[x.id, x.epoch] = self._busy_s.get((x.id, x.epoch), 0.0) + share * dt_s
             self._generated += tokens
         trainer = next((x for x in self.fleet.bodies.values() if self._works(x) and x.trains), None)
         if trainer is not None:
             before = self._trained
-            self._trained = min(self._generated, before + dt_s * b.train_tokens_per_s)
+            rate = self._rate(trainer)
+            self._trained = min(self._generated, before + dt_s * rate)
             key, tokens = (trainer.id, trainer.epoch), self._trained - before
             self._decoded[key] = self._decoded.get(key, 0.0) + tokens
-            self._busy_s[key] = self._busy_s.get(key, 0.0) + tokens / b.train_tokens_per_s
+            self._busy_s[key] = self._busy_s.get(key, 0.0) + tokens / rate
+
+    def _rate(self, x: SimBody) -> float:
+        b = self._behaviour
+        return (b.train_tokens_per_s if x.trains else b.rollout_tokens_per_s) * self.fleet.speed(x)
 
     def _work(self, b: SimBody, tokens_per_step: float) -> Work:
         tokens = self._decoded.get((b.id, b.epoch), 0.0)
@@ -111,7 +116,7 @@ class SimulatedBackend:
             digest=None,
             running=self._behaviour.slots if self._open and b.phase == "serving" else 0,
             slots=self._behaviour.slots,
-            tokens_per_s=self._behaviour.rollout_tokens_per_s if works else 0.0,
+            tokens_per_s=self._rate(b) if works else 0.0,
             kv_used_share=None,
             host_lag_share=None,
             pid=b.pid,
@@ -133,7 +138,7 @@ class SimulatedBackend:
             devices=b.devices,
             phase=TRAINER_PHASES[b.phase],
             step=self._version() if b.phase == "serving" else None,
-            tokens_per_s=self._behaviour.train_tokens_per_s if self._works(b) else 0.0,
+            tokens_per_s=self._rate(b) if self._works(b) else 0.0,
             host_lag_share=None,
             pid=b.pid,
             age_s=self._age_s(b, now_s),
@@ -149,7 +154,7 @@ class SimulatedBackend:
         generated = math.floor(self._generated)
         trained = min(generated, math.floor(version * b.tokens_per_step))
         trainer = next((x for x in self.fleet.bodies.values() if x.trains and x.phase != "dead"), None)
-        serving = sum(1 for x in self.fleet.bodies.values() if self._works(x) and not x.trains)
+        serving = [x for x in self.fleet.bodies.values() if self._works(x) and not x.trains]
         return FlowStatus(
             step=version,
             lineage=0,
@@ -169,8 +174,8 @@ class SimulatedBackend:
             staleness_max=None,
             spans_two_versions_share=None,
             reward_mean=None,
-            generated_tokens_per_s=serving * b.rollout_tokens_per_s,
-            trained_tokens_per_s=b.train_tokens_per_s if trainer is not None and self._works(trainer) else 0.0,
+            generated_tokens_per_s=sum(self._rate(x) for x in serving),
+            trained_tokens_per_s=self._rate(trainer) if trainer is not None and self._works(trainer) else 0.0,
             trainer_wait_share=0.0,
             admission_wait_share=0.0,
             waits="",

@@ -6,7 +6,15 @@ from collections.abc import Iterable
 
 from planner.cluster import Device
 from planner.record import record
-from runtime.backends.simulated.script import Behaviour, DeviceJoins, DeviceLeaves, Fault, UnitDies, UnitHangs
+from runtime.backends.simulated.script import (
+    Behaviour,
+    DeviceJoins,
+    DeviceLeaves,
+    DeviceSlows,
+    Fault,
+    UnitDies,
+    UnitHangs,
+)
 from runtime.core.action import (
     DrainReplica,
     QuiesceTrainer,
@@ -75,6 +83,7 @@ class SimFleet:
     def __init__(self, devices: Iterable[Device], behaviour: Behaviour, faults: Iterable[Fault], seed: int) -> None:
         self.devices = {d.id: SimDevice(device=d) for d in devices}
         self.bodies: dict[tuple[str, int], SimBody] = {}
+        self.speeds: dict[str, float] = {}  # shares, of devices that were slowed
         self.conflicts: list[str] = []
         self.applied: list[Step] = []
         self.now_s = 0.0
@@ -100,6 +109,10 @@ class SimFleet:
             )
             for d in self.devices.values()
         )
+
+    def speed(self, body: SimBody) -> float:
+        """Share of its speed that a body works at: that of its slowest device."""
+        return min(self.speeds.get(d, 1.0) for d in body.devices)
 
     def inject(self, fault: Fault) -> None:
         """One more fault."""
@@ -194,6 +207,8 @@ class SimFleet:
         match fault:
             case DeviceJoins():
                 self.devices[fault.device.id] = SimDevice(device=fault.device)
+            case DeviceSlows():
+                self.speeds[fault.device] = fault.speed
             case DeviceLeaves():
                 self._leave(fault)
             case UnitDies():

@@ -39,7 +39,16 @@ class UnitHangs:
     device: str
 
 
-Fault = DeviceLeaves | DeviceJoins | UnitDies | UnitHangs
+@record
+class DeviceSlows:
+    """A device works at a share of its speed from now on, whatever runs there; 1: its own speed again."""
+
+    at_s: float
+    device: str
+    speed: float
+
+
+Fault = DeviceLeaves | DeviceJoins | UnitDies | UnitHangs | DeviceSlows
 
 
 @record

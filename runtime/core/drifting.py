@@ -1,0 +1,149 @@
+"""Which devices run slower than was assumed of them, from the same blocks as the calibration. Pure; the rule is
+`runtime.policy.drift`, for the daemon and the simulator alike.
+
+A unit's speed is the median of its newest blocks, so that one odd block says nothing and a change shows after three. It is
+held against the other units of as many devices of its kind in its role that are not slow. So a model that is wrong about a whole kind makes
+nobody slow: that is the calibration factor's business. A unit without such peers, as a run's only trainer, is held against its
+own past, which follows it slowly while nothing is wrong: what changes over hours (longer answers) is calibration, what changes
+within minutes is drift. A slow one that has no past where it was moved to is held against its kind's factor there.
+
+Slow devices, and those whose newest block was, are left out of their kind's factor (`aside`): measured / modelled speed =
+calibration factor x speed, and nothing is counted twice. Devices of one unit share its figure; which of them is to blame
+nobody can tell.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping
+
+from planner.record import record
+from runtime.core import event as ev
+from runtime.core.calibrating import KEEP, LEAST, MOST, RECENT, Calibrating, Recent, factor_for
+from runtime.core.event import UnitRole
+from runtime.core.state import ClusterState
+from runtime.policy.drift import LEAST_SHARE, MATERIAL, DeviceDrift, DriftRule, watched
+
+
+@record
+class Past:
+    """What a device has shown in a role while nothing was wrong, as a smoothed ln(measured / modelled speed)."""
+
+    log_ratio: float
+    blocks: int
+
+
+@record
+class Drifting:
+    """What is carried from one look to the next. A daemon that starts anew begins it anew; who is slow is in the state."""
+
+    drifts: Mapping[str, DeviceDrift] = dataclasses.field(default_factory=dict)  # by device
+    pasts: Mapping[tuple[str, UnitRole], Past] = dataclasses.field(default_factory=dict)  # by (device, role)
+    suspects: frozenset[str] = frozenset()  # devices whose newest block was as slow as a slow one's
+
+
+def aside(state: ClusterState, drifting: Drifting) -> frozenset[str]:
+    """Devices whose figures say nothing of their kind: slow, or suspected of it."""
+    return drifting.suspects | {d.id for d in state.present if d.speed < 1}
+
+
+def drift(
+    calibrating: Calibrating, state: ClusterState, before: Drifting, rule: DriftRule, now_s: float
+) -> tuple[tuple[ev.DeviceDrifted, ...], Drifting]:
+    """One look at units whose newest block ended now: events for devices that are slow, fast again or otherwise slow."""
+    known = {d.id: d for d in state.present}
+    drifts = {d: before.drifts.get(d, DeviceDrift(slow=b.speed < 1, recoveries=b.recoveries)) for d, b in known.items()}
+    pasts = {key: p for key, p in before.pasts.items() if key[0] in known}
+    units = tuple(u for u in calibrating.recents.values() if u.counts and all(d in known for d in u.devices))
+    look = _Look(state=state, units=units, drifts=drifts, pasts=pasts)
+    told = [(u, reference) for u in units if u.at_s == now_s and (reference := look.reference(u)) is not None]
+    shares = {d: math.exp(u.log_ratio - reference) for u, reference in told for d in u.devices}
+    after = watched(drifts, shares, rule, now_s)
+    limit = math.log(rule.enter_share)
+    suspects = {d for d in before.suspects if d in known} - shares.keys()
+    suspects |= {d for u, reference in told if u.log_ratios[-1] - reference <= limit for d in u.devices}
+    wrong = suspects | {d for d, x in after.items() if x.slow or x.past_s is not None}
+    for unit in units:
+        if unit.at_s == now_s and len(unit.log_ratios) == RECENT and not wrong & set(unit.devices):
+            pasts |= {(d, unit.role): _fed(pasts.get((d, unit.role)), unit.log_ratios[0]) for d in unit.devices}
+    events = tuple(e for u, _ in told for e in look.changes(u, shares[u.devices[0]], after, now_s))
+    return events, Drifting(drifts=after, pasts=pasts, suspects=frozenset(suspects))
+
+
+def _fed(old: Past | None, log_ratio: float) -> Past:
+    """One more block, the oldest of those that still count as now: so a change is not in the past before it is found."""
+    if old is None:
+        return Past(log_ratio=log_ratio, blocks=1)
+    weight = max(1 / (old.blocks + 1), 1 - KEEP)
+    return Past(log_ratio=old.log_ratio + weight * (log_ratio - old.log_ratio), blocks=old.blocks + 1)
+
+
+@record
+class _Look:
+    """What units are held against."""
+
+    state: ClusterState
+    units: tuple[Recent, ...]
+    drifts: Mapping[str, DeviceDrift]  # before this look
+    pasts: Mapping[tuple[str, UnitRole], Past]
+
+    def reference(self, unit: Recent) -> float | None:
+        """ln(measured / modelled speed) that was to be expected of the unit; None where nobody can say."""
+        key = self._key(unit)
+        others = [u for u in self.units if u is not unit and (self._key(u), len(u.devices)) == (key, len(unit.devices))]
+        peers = [u.log_ratio for u in others if not any(self.drifts[d].slow for d in u.devices)]
+        if peers:
+            return statistics.median(peers)
+        pasts = [p for d in unit.devices if (p := self.pasts.get((d, unit.role))) is not None]
+        if pasts:
+            return statistics.fmean(p.log_ratio for p in pasts)
+        if not any(self.drifts[d].slow for d in unit.devices):
+            return None  # its first figures are what its kind is held for
+        factor = factor_for(self.state.calibration, *key)
+        return math.log(factor) if LEAST < factor < MOST else None
+
+    def changes(
+        self, unit: Recent, share: float, after: Mapping[str, DeviceDrift], now_s: float
+    ) -> tuple[ev.DeviceDrifted, ...]:
+        """What is to be said of a unit's devices: one event for those that counted alike."""
+        speed = min(1.0, max(LEAST_SHARE, share))
+        found: dict[tuple[float, float], list[str]] = {}
+        for d in unit.devices:
+            old, new = self.state.devices[d].speed, speed if after[d].slow else 1.0
+            turned = (old < 1) != after[d].slow
+            recovering = after[d].slow and after[d].past_s is not None
+            if turned or (abs(new - old) > MATERIAL and not recovering):
+                found.setdefault((old, new), []).append(d)
+        measured = unit.modelled_tokens_per_s * math.exp(unit.log_ratio)
+        return tuple(
+            ev.DeviceDrifted(
+                devices=tuple(devices),
+                role=unit.role,
+                speed=new,
+                before=old,
+                share=share / old,
+                for_s=max(now_s - (now_s if (past := self.drifts[d].past_s) is None else past) for d in devices),
+                measured_tokens_per_s=measured,
+                assumed_tokens_per_s=measured / share * old,
+                recoveries=max(after[d].recoveries for d in devices),
+            )
+            for (old, new), devices in found.items()
+        )
+
+    def _key(self, unit: Recent) -> tuple[str, UnitRole]:
+        return "+".join(sorted({self.state.devices[d].kind for d in unit.devices})), unit.role
+
+
+def speeds(state: ClusterState) -> dict[str, float]:
+    """Shares of their kind's speed of the devices that are slow, as the planner's problem takes them."""
+    return {d.id: d.speed for d in state.present if d.speed < 1}
+
+
+def drift_reason(e: ev.DeviceDrifted, names: str) -> str:
+    """Why a plan is needed, or what happened, in words; `names`: of the devices."""
+    one = len(e.devices) == 1
+    verb = {"rollout": "generates" if one else "generate", "train": "trains" if one else "train"}[e.role]
+    of_plan = f"{e.share:.2f} of what the plan assumed"
+    if e.speed < 1:
+        return f"{names} {verb} at {of_plan}" + (f" for {e.for_s:.0f} s" if e.for_s >= 1 else "")
+    return f"{names} {verb} at {'its' if one else 'their'} kind's speed again, {of_plan} for {e.for_s:.0f} s"
