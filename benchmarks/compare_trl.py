@@ -36,6 +36,11 @@ SETTLE = 5  # steps left out at the start: compilation, empty queues
 LAST = 20  # steps whose reward is reported
 START_S = 420.0  # for a side to make its first step
 ROWS = "steps.jsonl"
+CHATML = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {"content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"}},
+}
 COUNTED = ("samples", "trained_tokens", "reward_mean")
 
 
@@ -175,6 +180,9 @@ def train_with_trl(config: Config, seconds: float, url: str, out: Path) -> None:
     print(f"TRL's attention: {stand_in_attention()}", file=sys.stderr, flush=True)
     a, task = config.algorithm, config.task
     tokenizer = AutoTokenizer.from_pretrained(str(config.model.path))
+    if "<|im_start|>" in (tokenizer.chat_template or ""):
+        # TRL reads answers back into turns and knows few templates; of ChatML it needs where an answer begins and ends.
+        tokenizer.response_template = CHATML
     generation = json.loads((Path(config.model.path) / "generation_config.json").read_text()).get("eos_token_id")
     eos = {tokenizer.eos_token_id, *(generation if isinstance(generation, list) else [generation])}
 
@@ -207,6 +215,7 @@ def train_with_trl(config: Config, seconds: float, url: str, out: Path) -> None:
             model=str(config.model.path),
             reward_funcs=FormatReward(task.reward, frozenset(e for e in eos if e is not None)),
             train_dataset=dataset,
+            processing_class=tokenizer,
             callbacks=[Steps()],
             args=AsyncGRPOConfig(
                 output_dir=scratch, save_strategy="no", report_to=[], max_steps=100_000, seed=config.run.seed,

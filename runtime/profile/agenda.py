@@ -23,7 +23,7 @@ PACED_S, QUICK_PACED_S = 12.0, 5.0  # of one kind: three batches, prefill and th
 RUN_TRAINER_S, QUICK_RUN_TRAINER_S = 20.0, 8.0
 RUN_ENGINE_S, QUICK_RUN_ENGINE_S = 10.0, 6.0
 COMPILE_S, CPU_START_S = 25.0, 4.0
-ENGINE_START_S = {"torch": 2.0, "vllm": 110.0, "vllm-eager": 80.0}
+ENGINE_START_S = {"torch": 2.0, "vllm": 85.0, "vllm-eager": 75.0}
 
 _GPU_GEMM: tuple[Shape, ...] = tuple(
     (m, n, k)
