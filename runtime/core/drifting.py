@@ -5,7 +5,8 @@ A unit's speed is the median of its newest blocks, so that one odd block says no
 held against the other units of as many devices of its kind in its role that are not slow. So a model that is wrong about a whole kind makes
 nobody slow: that is the calibration factor's business. A unit without such peers, as a run's only trainer, is held against its
 own past, which follows it slowly while nothing is wrong: what changes over hours (longer answers) is calibration, what changes
-within minutes is drift. A slow one that has no past where it was moved to is held against its kind's factor there.
+within minutes is drift. A slow one that was moved to where it has neither peers nor a past is held against its kind's factor there, and
+where no factor was measured, against its own first figures there, as those of a device that is as slow as it was.
 
 Slow devices, and those whose newest block was, are left out of their kind's factor (`aside`): measured / modelled speed =
 calibration factor x speed, and nothing is counted twice. Devices of one unit share its figure; which of them is to blame
@@ -64,6 +65,9 @@ def drift(
     suspects |= {d for u, reference in told if u.log_ratios[-1] - reference <= limit for d in u.devices}
     wrong = suspects | {d for d, x in after.items() if x.slow or x.past_s is not None}
     for unit in units:
+        if unit.at_s == now_s and len(unit.log_ratios) == RECENT and look.first_there(unit):
+            slowed = {d: math.log(known[d].speed) for d in unit.devices}
+            pasts |= {(d, unit.role): Past(log_ratio=unit.log_ratio - slowed[d], blocks=1) for d in unit.devices}
         if unit.at_s == now_s and len(unit.log_ratios) == RECENT and not wrong & set(unit.devices):
             pasts |= {(d, unit.role): _fed(pasts.get((d, unit.role)), unit.log_ratios[0]) for d in unit.devices}
     events = tuple(e for u, _ in told for e in look.changes(u, shares[u.devices[0]], after, now_s))
@@ -99,8 +103,14 @@ class _Look:
             return statistics.fmean(p.log_ratio for p in pasts)
         if not any(self.drifts[d].slow for d in unit.devices):
             return None  # its first figures are what its kind is held for
+        if key not in self.state.calibration:
+            return None
         factor = factor_for(self.state.calibration, *key)
         return math.log(factor) if LEAST < factor < MOST else None
+
+    def first_there(self, unit: Recent) -> bool:
+        """Whether the unit is slow, and nothing but what it shows now says what it would be if it were not."""
+        return self.reference(unit) is None and all(self.state.devices[d].speed < 1 for d in unit.devices)
 
     def changes(
         self, unit: Recent, share: float, after: Mapping[str, DeviceDrift], now_s: float

@@ -229,6 +229,18 @@ def test_who_is_slow_survives_the_daemon_and_is_not_forgotten_by_a_fresh_past() 
     assert (e.speed, e.recoveries) == (1.0, 1)
 
 
+def test_a_slow_device_alone_in_a_new_role_is_held_against_its_first_figures_there() -> None:
+    """It trained at half speed and was moved; nobody has ever generated on its kind, and the model of that is wrong by 0.6."""
+    run = Trace(units_of={"r0": ("a",)})
+    told = {"measured_tokens_per_s": 200.0, "assumed_tokens_per_s": 400.0, "recoveries": 0}
+    run.record(ev.DeviceDrifted(devices=("a",), role="train", speed=0.5, before=1.0, share=0.5, for_s=30.0, **told))
+    run.drifting = Drifting()
+    assert run.go(400, r0=0.3) == []
+    assert speeds(run.state) == {"a": 0.5}
+    [(at, e)] = run.go(300, r0=0.6)
+    assert (at, e.role, e.speed) == (BACK_S, "rollout", 1.0)
+
+
 def test_a_device_that_is_lost_and_comes_back_is_not_slow() -> None:
     run = Trace()
     run.go(50)
