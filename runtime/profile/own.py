@@ -35,6 +35,7 @@ Stop = Callable[[], bool]
 CHECKPOINTS, CHECKPOINT_BYTES = 4, 12  # on disk at once; of a parameter: in float32 with two moments
 FLOW_S = 4.0  # most that flow is measured for
 START_S = 150.0  # most that vLLM may take to come up
+BETWEEN = 4  # most turns between two checkpoints here, however many the run makes: each is measured for itself
 MOST_ROWS = 4  # times as many, for the floor of a row
 
 
@@ -48,7 +49,7 @@ def run_trainer_rates(
     prompt, response = _lengths(config)
     _check_disk(folder, CHECKPOINTS * CHECKPOINT_BYTES * spec.params)
     each = seconds / 4
-    first, facts = _turns(config, device, samples, every, each, stop, folder)
+    first, facts = _turns(config, device, samples, min(every, BETWEEN), each, stop, folder)
     besides_s = first.checkpoint_s / every + flow_turn_s(config, folder, seconds=FLOW_S, stop=stop)
     out = [_rate(spec, samples, prompt, response, first, facts, besides_s)]
     few = max(1, samples // 4)
