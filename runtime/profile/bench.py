@@ -166,7 +166,7 @@ def random_batch(step: int, *, samples: int, prompt_tokens: int, tokens: int, vo
     return TrainBatch(step=step, ids_hash=f"profile-{step}", samples=tuple(sample(i) for i in range(samples)))
 
 
-class _Batches:
+class EndlessFlow:
     """A flow that always has a batch, until it is told to stop."""
 
     def __init__(self, make: Callable[[int], TrainBatch]) -> None:
@@ -188,6 +188,35 @@ class _Batches:
         return None
 
 
+class Driven:
+    """A trainer's loop in a thread of its own."""
+
+    def __init__(self, loop: TrainerLoop, flow: EndlessFlow) -> None:
+        self._loop, self._flow = loop, flow
+        self._failure: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run, name="profile-trainer", daemon=True)
+        self._thread.start()
+
+    def runs(self, seconds: float = 0.02) -> bool:
+        """Whether it still does so many seconds from now."""
+        self._thread.join(seconds)
+        return self._thread.is_alive()
+
+    def end(self, seconds: float) -> None:
+        """Stop at the next step boundary, waiting so long at most. Raises what ended the loop."""
+        self._flow.stop.set()
+        self._loop.stop()
+        self._thread.join(seconds)
+        if self._failure:
+            raise self._failure[0]
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except BaseException as e:  # noqa: BLE001 - raised where the bench was asked for
+            self._failure.append(e)
+
+
 @record
 class Trained:
     """What a trainer did in `busy_s` seconds of steps, from gradients to publication."""
@@ -207,33 +236,19 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Trained:
     """Run a fresh trainer for about `seconds` of busy time after its first two steps."""
-    flow = _Batches(make)
+    flow = EndlessFlow(make)
     pace = Pace(pacer=Pacer(threading.Event().wait), step_s=pacing.training_s) if pacing is not None else None
     loop = TrainerLoop(trainer, flow, name="profile", epoch=1, weights=weights, pace=pace)
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            loop.run()
-        except BaseException as e:  # noqa: BLE001 - raised where the bench was asked for
-            failure.append(e)
-
-    thread = threading.Thread(target=run, name="profile-trainer", daemon=True)
-    thread.start()
+    driven = Driven(loop, flow)
     until, begin = time.monotonic() + LATE_FACTOR * seconds + LATE_S, loop.level()
     end = begin
-    while thread.is_alive() and not should_stop() and time.monotonic() < until:
-        thread.join(0.02)
+    while driven.runs() and not should_stop() and time.monotonic() < until:
         end = loop.level()
         if begin.steps < 2 and end.steps >= 2:
             begin = end
         if begin.steps >= 2 and end.busy_s - begin.busy_s >= seconds:
             break
-    flow.stop.set()
-    loop.stop()
-    thread.join(LATE_S)
-    if failure:
-        raise failure[0]
+    driven.end(LATE_S)
     return Trained(
         busy_s=end.busy_s - begin.busy_s, steps=end.steps - begin.steps, tokens=end.busy_tokens - begin.busy_tokens
     )

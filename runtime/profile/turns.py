@@ -1,7 +1,6 @@
 """What a trainer's whole turns take against a flow that always has a batch: gradients, update, checkpoint, publication."""
 
 import statistics
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,9 @@ import torch
 
 from planner.record import record
 from runtime.errors import RunError
+from runtime.profile.bench import Driven, EndlessFlow
 from runtime.rl.train.loop import TrainerLoop, TrainerWork
-from runtime.rl.types import Applied, ChannelOffer, NextBatch, TrainBatch, TrainerHello, TrainerWelcome, WeightsRef
+from runtime.rl.types import Applied, ChannelOffer, NextBatch, TrainBatch
 from runtime.rl.weights.channel import Transfer
 from runtime.rl.weights.layout import checksum, filled, fingerprint, lay_out
 from runtime.rl.weights.publisher import DirectPublisher
@@ -70,34 +70,26 @@ class Loopback:
         """Nothing is open."""
 
 
-class _Batches:
-    """A flow that always has a batch, until it is told to stop; keeps when each turn ended and what it said of itself."""
+class _TimedFlow(EndlessFlow):
+    """Also keeps when each turn ended and what it said of itself."""
 
     def __init__(self, make: Callable[[int], TrainBatch]) -> None:
-        self._make, self._step = make, 0
-        self.stop = threading.Event()
-        self.asked: list[float] = []  # when each batch was handed out, and once more at the end
+        super().__init__(make)
+        self.asked: list[float] = []  # when each batch was handed out
         self.figures: list[dict[str, float]] = []
-
-    def hello(self, hello: TrainerHello) -> TrainerWelcome:
-        return TrainerWelcome(load_step=None, lineage=0, published=None)
 
     def next_batch(self, trainer: str, epoch: int) -> NextBatch:
         ended = time.perf_counter()
         if self.asked:
             self.figures[-1]["turn_s"] = ended - self.asked[-1]
-        if self.stop.is_set():
-            return NextBatch(order="stop")
-        batch = self._make(self._step)
-        self.asked.append(time.perf_counter())
-        return NextBatch(order="train", batch=batch)
+        answer = super().next_batch(trainer, epoch)
+        if answer.order == "train":
+            self.asked.append(time.perf_counter())
+        return answer
 
     def applied(self, applied: Applied) -> None:
-        self._step = applied.step + 1
+        super().applied(applied)
         self.figures.append({k: float(v) for k, v in applied.metrics.items()})
-
-    def published(self, ref: WeightsRef, epoch: int, stored: bool = True) -> None:
-        return None
 
 
 class _Saving:
@@ -125,24 +117,14 @@ def turns(
 ) -> Turns:
     """Run a fresh trainer for about `seconds` of turns after the first ones; without checkpoints where `checkpoint_every` is None.
     RunError when too few were made in time."""
-    flow, every = _Batches(make), checkpoint_every or 1
+    flow, every = _TimedFlow(make), checkpoint_every or 1
     saving = _Saving(trainer, saves=checkpoint_every is not None)
     work: Any = saving  # a TrainerWork: what it has not is the trainer's
     loop = TrainerLoop(work, flow, name="profile", epoch=1, weights=weights, direct=direct, checkpoint_every=every)
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            loop.run()
-        except BaseException as e:  # noqa: BLE001 - raised where the bench was asked for
-            failure.append(e)
-
-    thread = threading.Thread(target=run, name="profile-trainer", daemon=True)
-    thread.start()
+    driven = Driven(loop, flow)
     began, warm_s = time.monotonic(), 0.0
     least = WARM_TURNS + max(LEAST_TURNS, every)
-    while thread.is_alive() and not should_stop():
-        thread.join(0.02)
+    while driven.runs() and not should_stop():
         done = len(flow.asked) - 1
         if done < WARM_TURNS:
             warm_s = time.monotonic() - began
@@ -153,11 +135,7 @@ def turns(
         ):
             break
     saving.saves = False
-    flow.stop.set()
-    loop.stop()
-    thread.join(3 * LATE_S)
-    if failure:
-        raise failure[0]
+    driven.end(3 * LATE_S)
     found = [f for f in flow.figures if "turn_s" in f][WARM_TURNS:]
     if not found:
         raise RunError("the trainer made too few steps in time", got=len(flow.figures), expected=f"{WARM_TURNS + 1}")

@@ -78,11 +78,11 @@ def _tried(
         off = _trial(prepare, device, dtype, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     except (RuntimeError, ImportError, TypeError, ValueError, NotImplementedError) as e:
         text = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
-        _log.warning("attention %s does not work here, using sdpa: %s", name, text)
+        _log.warning("attention %s does not work here, another is used: %s", name, text)
         return PackedAttention(name="sdpa", prepare=grouped, note=f"{name} failed: {text}")
     limit = 0.05 if dtype in (torch.bfloat16, torch.float16) else 1e-4
     if not off < limit:
-        _log.warning("attention %s is wrong here by %.3g, using sdpa", name, off)
+        _log.warning("attention %s is wrong here by %.3g, another is used", name, off)
         return PackedAttention(name="sdpa", prepare=grouped, note=f"{name} is off by {off:.3g}")
     return PackedAttention(name=name, prepare=prepare, note=f"trial off by {off:.2g}")
 
