@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.timing import cpu_s
 from runtime.api.wire import Snapshot
 from runtime.errors import RunError
 from runtime.rl.ledger.audit import audit
@@ -141,10 +142,10 @@ class Disturbed:
         info = self.run.info
         if info.daemon is not None:
             daemon = psutil.Process(info.daemon.pid)
-            found["daemon"] = sum(map(_cpu_s, (daemon, *daemon.children(recursive=True))))
+            found["daemon"] = sum(map(cpu_s, (daemon, *daemon.children(recursive=True))))
         for p in psutil.process_iter(["cmdline"]):
             if any("FlowActor" in part for part in p.info["cmdline"] or ()):
-                found["flow"] += _cpu_s(p)
+                found["flow"] += cpu_s(p)
         return found
 
     def keep(self) -> None:
@@ -160,14 +161,6 @@ def _memory_used() -> list[int | None] | str:
         return [g.memory_used_bytes for g in report_once().gpus]
     except RunError as e:
         return str(e)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
 
 
 def _engine_of(replica: int) -> int | None:

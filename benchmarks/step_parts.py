@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.timing import cpu_s
 from runtime.rl.ledger.audit import audit
 from tests.live import ROOT, LiveRun, steps
 
@@ -106,12 +107,12 @@ class Watched:
         info, found = self.run.info, {}
         if info.daemon is not None:
             daemon = psutil.Process(info.daemon.pid)
-            found["daemon"] = _cpu_s(daemon)
-            found["daemon_children"] = sum(_cpu_s(p) for p in daemon.children())
+            found["daemon"] = cpu_s(daemon)
+            found["daemon_children"] = sum(cpu_s(p) for p in daemon.children())
         for mark in (info.paths.short / "actors").glob("*.json"):
             try:
                 actor = psutil.Process(int(json.loads(mark.read_text())["pid"]))
-                found[mark.stem] = sum(_cpu_s(p) for p in (actor, *actor.children(recursive=True)))
+                found[mark.stem] = sum(cpu_s(p) for p in (actor, *actor.children(recursive=True)))
             except psutil.Error:
                 continue
         return found
@@ -140,14 +141,6 @@ def parts(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     ]
     values = {name: [r[name] for r in rows if r.get(name) is not None] for name in names}
     return {name: statistics.median(found) for name, found in values.items() if found}
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
 
 
 def main() -> int:
