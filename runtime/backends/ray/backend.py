@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from planner.cluster import fleet_usd_per_h
 from runtime.backends.ray import cluster as ray_cluster
@@ -33,6 +34,7 @@ class RayBackend:
 
     def __init__(self, world: World, run: RunInfo, head: RayHead, telemetry: TelemetryAgent) -> None:
         self._world, self._run, self._head, self._telemetry = world, run, head, telemetry
+        self._session = head.session if head.owned else None
         self._devices = DeviceView(world.cluster)
         self._observer = Observer(world)
         self._executor = Executor(world, lambda: self._observer.flow, self._memory_back)
@@ -57,6 +59,14 @@ class RayBackend:
     def head(self) -> RayHead:
         """The cluster."""
         return self._head
+
+    def on_news(self, tell: Callable[[], None]) -> None:
+        """`tell` is called, from any thread, when a body came, went or died, or is in another phase."""
+        self._observer.on_news(tell)
+
+    def rest(self, calm: bool) -> None:
+        """While it is calm figures are asked for once a second."""
+        self._observer.rest(calm)
 
     def observe(self, now_s: float) -> Observation:
         """The newest level of every source, without waiting. `now_s` is unix seconds."""
@@ -140,12 +150,11 @@ class RayBackend:
         return found
 
     def _watch(self, processes: dict[str, int]) -> None:
-        session = self._head.session if self._head.owned else None
         self._telemetry.watch(
             Watch(
                 folder=str(self._world.paths.folder),
                 pids=tuple(sorted({os.getpid(), *processes.values()})),
-                sessions=(session,) if session is not None else (),
+                sessions=(self._session,) if self._session is not None else (),
             )
         )
 

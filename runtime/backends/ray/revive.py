@@ -27,6 +27,7 @@ class RevivingBackend:
         self._ending = threading.Event()
         self._reviving: threading.Thread | None = None
         self._problem = ""
+        self._tell: Callable[[], None] = lambda: None
 
     @property
     def run(self) -> RunInfo:
@@ -37,6 +38,15 @@ class RevivingBackend:
     def head(self) -> RayHead:
         """The cluster."""
         return self._inner.head
+
+    def on_news(self, tell: Callable[[], None]) -> None:
+        """`tell` is called, from any thread, when something happened; also by a Ray that is started later."""
+        self._tell = tell
+        self._inner.on_news(tell)
+
+    def rest(self, calm: bool) -> None:
+        """While it is calm figures are asked for once a second."""
+        self._inner.rest(calm)
 
     def observe(self, now_s: float) -> Observation:
         """The newest level. While Ray is being started again: the last one, every body unknown, and why."""
@@ -64,6 +74,7 @@ class RevivingBackend:
                 break
             try:
                 self._inner = self._reopen(self._inner.run)
+                self._inner.on_news(self._tell)
             except RefusedError as e:
                 self._problem = f"Ray has ended, and another daemon has the run: {in_words(e)}"
                 return
