@@ -39,3 +39,12 @@ class Attentive(Protocol):
     def rest(self, calm: bool) -> None:
         """While it is calm figures once a second are enough; deaths are noticed as fast as ever."""
         ...
+
+
+@runtime_checkable
+class Gathering(Protocol):
+    """A backend that observes and acts before everything that carries the run is there."""
+
+    def wait_built(self) -> None:
+        """Block until it is. Raises what kept it from that, after the run's beginnings are gone."""
+        ...

@@ -17,7 +17,7 @@ from planner.plan import Plan
 from planner.problem import Problem
 from planner.record import record, replace
 from runtime.api.wire import FleetLabel, RunView
-from runtime.backends.protocol import Attentive, Backend
+from runtime.backends.protocol import Attentive, Backend, Gathering
 from runtime.config.calibration import load_calibration
 from runtime.config.drift import drift_rule
 from runtime.core import event as ev
@@ -201,12 +201,18 @@ class Service:
         while not opening.done():
             await self._turn(opening)
         backend: Backend = opening.result()
-        self._living = True
         self._info = update_run(self._opened.paths.folder)  # the backend added Ray's address
         self._loop.backend = backend
         if isinstance(backend, Attentive):
             self._attentive = backend
             backend.on_news(self._news(asyncio.get_running_loop()))
+        if isinstance(backend, Gathering):
+            self._say("starting trainer and replicas beside the run's flow")
+            built = asyncio.create_task(asyncio.to_thread(backend.wait_built))
+            while not built.done():
+                await self._turn(built)
+            built.result()
+        self._living = True
         if IN_SERVICE not in self._loop.state.milestones:
             self._say("starting trainer and replicas, publishing version 0")
 
@@ -231,7 +237,7 @@ class Service:
         logger.info("%s", progress)
         self._loop.progress = (progress,)
 
-    async def _turn(self, also: "asyncio.Task[Backend] | None" = None) -> None:
+    async def _turn(self, also: "asyncio.Task[Backend] | asyncio.Task[None] | None" = None) -> None:
         """One tick, then wait for the next or for something to do."""
         if self._api is not None and self._api.done():
             self._api.result()  # the socket could not be had: that is fatal

@@ -103,6 +103,8 @@ class Observer:
         )  # of the thread that reads the table, that asks actors
         self._calm = False
         self._tell: Callable[[], None] = lambda: None
+        self.flow_built = threading.Event()
+        self._whole = False  # both were built once: from then on they are made again when they are gone
         self._lock = threading.Lock()
         self._table: Table | None = None
         self._table_problem = ""
@@ -126,6 +128,8 @@ class Observer:
         for service in (self._rewards, self._flow):
             left = max(1.0, until - time.monotonic())
             call(self._world.ray, service.handle.ready.remote(), what=f"start of {service.name}", deadline_s=left)
+        self.flow_built.set()
+        self._whole = True
 
     def start(self) -> None:
         """Begin to ask."""
@@ -261,9 +265,14 @@ class Observer:
         question.take(time.monotonic())
         if _gist(question.answer) != before:
             self._tell()
+        if question is self._flow.question and _gist(question.answer) == ("answered", "running"):
+            self.flow_built.set()
 
     def _heal(self) -> None:
-        """Flow and rewards are made again, with back-off, when they are dead or could not be built."""
+        """Flow and rewards are made again, with back-off, when they are dead or could not be built; the first time that ends the
+        run instead."""
+        if not self._whole:
+            return
         self._rewards.heal()
         if self._flow.heal():
             self._status = Question(self._world.ray, self.flow, "status", every_s=FLOW_EVERY_S)
