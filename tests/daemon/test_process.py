@@ -127,7 +127,7 @@ def test_a_run_whose_flow_cannot_be_built_ends_with_that_error_though_it_was_bei
     daemons.environment = {**daemons.environment, "SIM_UNBUILT": "rows.jsonl"}
     code, err = daemons.end(daemons.config())
     assert code == ConfigError.exit_code, err
-    assert "error: no such data" in err
+    assert "error: rows.jsonl: no such data" in err
     assert "Traceback" not in err
     run = daemons.run()
     assert (run.state, run.ending) == ("ended", "no such data")
