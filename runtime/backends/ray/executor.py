@@ -219,7 +219,7 @@ class Executor:
         group = ensure_group(self._world, body, devices, deadline_s=PLACE_S)
         self._go_on()
         start_body(self._world, body, group, devices, shares)
-        if not built:
+        if not built and body.role == "replica":
             while not self._flow_built.wait(0.25):
                 self._go_on()
             self._expect(body)
