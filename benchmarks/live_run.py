@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.ending import end_when_told
 from benchmarks.timing import cpu_s
 from runtime.api.wire import Snapshot
 from runtime.errors import RunError
@@ -207,6 +208,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--root", type=Path, help="where the run is kept; default: a folder that goes with it")
     given = parser.parse_args()
+    end_when_told()
     with TemporaryDirectory(prefix="hexctl-live-") as folder:
         root = given.root or Path(folder)
         root.mkdir(parents=True, exist_ok=True)

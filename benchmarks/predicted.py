@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.ending import end_when_told
 from planner.cluster import Cluster, Device
 from planner.cost.model import CostModel
 from planner.model import load_model_spec
@@ -164,6 +165,7 @@ def main() -> int:
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE for hexctl daemon")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     given = parser.parse_args()
+    end_when_told()
     with tempfile.TemporaryDirectory(prefix="hexctl-predicted-") as made:
         folder = given.what
         if not folder.is_dir():

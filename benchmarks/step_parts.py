@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.ending import end_when_told
 from benchmarks.timing import cpu_s
 from runtime.rl.ledger.audit import audit
 from tests.live import ROOT, LiveRun, steps
@@ -152,6 +153,7 @@ def main() -> int:
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE for hexctl daemon")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    end_when_told()
     with TemporaryDirectory(prefix="hexctl-parts-") as folder:
         config = given.config or tiny_config(Path(folder), eta=given.eta)
         watched = Watched(Path(folder), config, given.steps, given.set)

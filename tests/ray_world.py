@@ -94,10 +94,12 @@ class RayWorld:
         parts: Parts | None = None,
         daemon_epoch: int = 1,
         limits: RunLimits | None = None,
+        wait: bool = True,
     ) -> RevivingBackend:
         """A backend on this cluster. Close or finish it before the next is opened: a process holds one connection."""
         os.environ.update(self._client())
-        return open_backend(config, run.paths, run, cluster, daemon_epoch, limits or RunLimits(), parts=parts)
+        given = limits or RunLimits()
+        return open_backend(config, run.paths, run, cluster, daemon_epoch, given, parts=parts, wait=wait)
 
     def _client(self) -> Mapping[str, str]:
         from runtime.backends.ray.env import client_env

@@ -38,6 +38,7 @@ from runtime.policy.drift import DriftRule
 from runtime.store.events import EventStore
 
 logger = logging.getLogger("hexctl.events")
+IN_SERVICE = "in service"  # milestone: a trainer and a replica are at work
 REPEAT_S = 2.0  # a step that still has to be taken is applied again, in case its effect was lost
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -119,6 +120,13 @@ class Loop:
         """Number of the newest snapshot; grows across restarts of the daemon too."""
         return self.state.daemon_epoch * 1_000_000_000 + self._seq
 
+    @property
+    def calm(self) -> bool:
+        """Whether the run is in service as planned and nothing is on its way: no step, no planning, no question to anybody."""
+        state = self.state
+        settled = isinstance(self.next, Converged) and state.need is None and not self._planning.busy
+        return settled and state.proposal is None and not state.ending and IN_SERVICE in state.milestones
+
     def begin(self, *, epoch: int, pid: int, adopted: bool, devices: Iterable[Device], now_s: float) -> None:
         """Record that this daemon took over, and the fleet as it was found."""
         self.record([ev.DaemonStarted(epoch=epoch, pid=pid, adopted=adopted)], now_s)
@@ -198,11 +206,11 @@ class Loop:
         )
 
     def _mark_service(self, now_s: float) -> None:
-        if "in service" in self.state.milestones:
+        if IN_SERVICE in self.state.milestones:
             return
         serving = {u.role for u in self.state.units.values() if u.status == "serving"}
         if serving >= {"train", "rollout"}:
-            self.record([ev.MilestoneReached(name="in service", detail="a trainer and a replica are at work")], now_s)
+            self.record([ev.MilestoneReached(name=IN_SERVICE, detail="a trainer and a replica are at work")], now_s)
 
     def _plan(self, now_s: float) -> None:
         need = self._due(now_s)

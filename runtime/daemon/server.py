@@ -59,7 +59,7 @@ async def serve(
     try:
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        server.should_exit = True
+        server.leave()
         stopping.cancel()
         with contextlib.suppress(OSError):
             if socket_path.stat().st_ino == inode:  # not a successor's
@@ -71,9 +71,23 @@ async def serve(
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: signals belong to the daemon."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._left = asyncio.Event()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        """Until told to leave, without uvicorn's ten looks a second at a flag and at a date that no answer carries."""
+        await self.on_tick(0)  # the headers of every answer
+        await self._left.wait()
+
+    def leave(self) -> None:
+        """End soon."""
+        self.should_exit = True
+        self._left.set()
 
 
 def bind(path: Path) -> socket.socket:

@@ -1,6 +1,7 @@
 """The daemon's life: plan, serve the API, open the backend, turn the loop, end the run or leave it."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -16,7 +17,7 @@ from planner.plan import Plan
 from planner.problem import Problem
 from planner.record import record, replace
 from runtime.api.wire import FleetLabel, RunView
-from runtime.backends.protocol import Backend
+from runtime.backends.protocol import Attentive, Backend, Gathering
 from runtime.config.calibration import load_calibration
 from runtime.config.drift import drift_rule
 from runtime.core import event as ev
@@ -24,7 +25,7 @@ from runtime.core.limits import CPU_LEASE_S, CPU_LIMITS, Limits
 from runtime.core.snapshot import Facts
 from runtime.core.trigger import ConsentRule
 from runtime.daemon.desk import Desk
-from runtime.daemon.loop import Loop, LoopSettings
+from runtime.daemon.loop import IN_SERVICE, Loop, LoopSettings
 from runtime.daemon.server import serve
 from runtime.daemon.startup import OpenRun, Options, update_run
 from runtime.daemon.worlds import Found, World
@@ -34,6 +35,7 @@ from runtime.rl.types import RunLimits
 from runtime.store.events import EventStore, open_store
 
 TICK_S = 0.5
+CALM_TICK_S = 1.0  # nothing is on its way, and the backend wakes the loop when something happens
 FINISH_S = 30.0
 FIRST_PLAN_EXTRA_S = 90.0  # beyond the planner's own time: its process starts, on a loaded machine
 START_UP_S = 300.0  # a time limit begins to count after that at the latest
@@ -61,6 +63,7 @@ class Service:
         self._stop_api = asyncio.Event()
         self._api: asyncio.Task[None] | None = None
         self._living = opened.adopted  # something outlives this daemon
+        self._attentive: Attentive | None = None  # the backend, where it wakes the loop by itself
         self._leave: Ending | None = None
         self._interrupts = 0
         self._started_s = time.monotonic()
@@ -198,17 +201,43 @@ class Service:
         while not opening.done():
             await self._turn(opening)
         backend: Backend = opening.result()
-        self._living = True
         self._info = update_run(self._opened.paths.folder)  # the backend added Ray's address
         self._loop.backend = backend
-        if "in service" not in self._loop.state.milestones:
+        if isinstance(backend, Attentive):
+            self._attentive = backend
+            backend.on_news(self._news(asyncio.get_running_loop()))
+        if isinstance(backend, Gathering):
+            self._say("starting trainer and replicas beside the run's flow")
+            built = asyncio.create_task(asyncio.to_thread(backend.wait_built))
+            while not built.done():
+                await self._turn(built)
+            built.result()
+        self._living = True
+        if IN_SERVICE not in self._loop.state.milestones:
             self._say("starting trainer and replicas, publishing version 0")
+
+    def _news(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        """Wakes the control loop from another thread."""
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the daemon has ended meanwhile
+                loop.call_soon_threadsafe(self._wake.set)
+
+        return tell
+
+    def _rhythm_s(self) -> float:
+        """Seconds until the next turn, unless something wakes the loop before."""
+        if self._attentive is None:
+            return TICK_S
+        calm = self._loop.calm
+        self._attentive.rest(calm)
+        return CALM_TICK_S if calm else TICK_S
 
     def _say(self, progress: str) -> None:
         logger.info("%s", progress)
         self._loop.progress = (progress,)
 
-    async def _turn(self, also: "asyncio.Task[Backend] | None" = None) -> None:
+    async def _turn(self, also: "asyncio.Task[Backend] | asyncio.Task[None] | None" = None) -> None:
         """One tick, then wait for the next or for something to do."""
         if self._api is not None and self._api.done():
             self._api.result()  # the socket could not be had: that is fatal
@@ -224,12 +253,12 @@ class Service:
             logger.exception("a turn of the control loop failed (%d in a row)", self._unexpected)
             if self._unexpected >= UNEXPECTED:
                 raise
-        if "in service" in self._loop.state.milestones:
+        if IN_SERVICE in self._loop.state.milestones:
             self._loop.progress = ()
         self._desk.announce()
         waits = {asyncio.create_task(self._wake.wait()), *([also] if also is not None else [])}
         await asyncio.wait(
-            {*waits, *([self._api] if self._api else [])}, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED
+            {*waits, *([self._api] if self._api else [])}, timeout=self._rhythm_s(), return_when=asyncio.FIRST_COMPLETED
         )
         for task in waits:
             if task is not also:
@@ -253,7 +282,7 @@ class Service:
     def _lived_s(self) -> float:
         """Seconds that count for the time limit: from the first service on, but a start-up may not take for ever."""
         now_s = time.monotonic()
-        if self._served_s is None and "in service" in self._loop.state.milestones:
+        if self._served_s is None and IN_SERVICE in self._loop.state.milestones:
             self._served_s = now_s
         return now_s - (self._started_s + START_UP_S if self._served_s is None else self._served_s)
 

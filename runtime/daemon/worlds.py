@@ -43,10 +43,10 @@ class RayWorld:
     def open(
         self, config: Config, paths: RunPaths, run: RunInfo, *, cluster: Cluster, epoch: int, limits: RunLimits
     ) -> Backend:
-        """Start or join Ray and find or make the run's flow."""
+        """Start or join Ray and find or make the run's flow, which may still be building when this returns."""
         from runtime.backends.ray.open import open_backend
 
-        return open_backend(config, paths, run, cluster, epoch, limits)
+        return open_backend(config, paths, run, cluster, epoch, limits, wait=False)
 
 
 class SimulatedWorld:

@@ -48,6 +48,7 @@ class Nvml:
         self._open = False
         self._unsupported: dict[tuple[str, str], int] = {}
         self._polls: dict[str, int] = {}
+        self._names: dict[tuple[str, int], tuple[str, str | None]] = {}  # by UUID and index: name, PCI bus
         self._driver_on_disk = driver_on_disk
         self.driver = ""
 
@@ -77,13 +78,16 @@ class Nvml:
             if self._is(e, "NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_NOT_FOUND", "NVML_ERROR_NO_PERMISSION"):
                 return None  # fell off the bus, or not ours: the others still count
             raise
-        return Gpu(
-            id=uuid,
-            index=index,
-            name=_text(self._try(uuid, lib, "nvmlDeviceGetName", handle) or "GPU"),
-            pci=_bus(self._try(uuid, lib, "nvmlDeviceGetPciInfo", handle)),
-            handle=handle,
-        )
+        if (uuid, index) not in self._names:  # the same for as long as the card is where it is
+            name, pci = (
+                self._try(uuid, lib, "nvmlDeviceGetName", handle),
+                self._try(uuid, lib, "nvmlDeviceGetPciInfo", handle),
+            )
+            if name is None or pci is None:
+                return Gpu(id=uuid, index=index, name=_text(name or "GPU"), pci=_bus(pci), handle=handle)
+            self._names[uuid, index] = _text(name), _bus(pci)
+        name, bus = self._names[uuid, index]
+        return Gpu(id=uuid, index=index, name=name, pci=bus, handle=handle)
 
     def read(self, gpu: Gpu) -> GpuReading:
         """One card's figures; whatever it does not give is None."""

@@ -11,9 +11,18 @@ from runtime.config.problem import cluster_from_config
 from runtime.config.schema import Config
 from runtime.daemon.main import main
 from runtime.daemon.worlds import Found
+from runtime.errors import ConfigError
 from runtime.paths import RunPaths
 from runtime.rl.types import RunLimits
 from runtime.runs import RunInfo
+
+
+class Unbuilt(SimulatedBackend):
+    """Observes and acts, but what carries the run cannot be built."""
+
+    def wait_built(self) -> None:
+        self.finish(1.0)
+        raise ConfigError("no such data", where=os.environ["SIM_UNBUILT"])
 
 
 class SimulatedWorld:
@@ -33,7 +42,8 @@ class SimulatedWorld:
         behaviour = Behaviour(
             start_s=0.2, drain_s=0.2, quiesce_s=0.2, rollout_tokens_per_s=4000.0, train_tokens_per_s=4000.0
         )
-        return SimulatedBackend(cluster, behaviour=behaviour, steps=limits.steps, eta=config.algorithm.bound)
+        kind = Unbuilt if "SIM_UNBUILT" in os.environ else SimulatedBackend
+        return kind(cluster, behaviour=behaviour, steps=limits.steps, eta=config.algorithm.bound)
 
 
 if __name__ == "__main__":

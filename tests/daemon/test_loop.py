@@ -39,6 +39,25 @@ def test_moving_the_trainer_drains_quiesces_stops_and_starts_in_that_order() -> 
     ]
 
 
+def test_calm_is_a_run_in_service_with_nothing_on_its_way() -> None:
+    world = SimWorld(3)
+    world.run(1)
+    assert not world.loop.calm
+    world.settle()
+    assert world.loop.calm
+    world.command("pin", device="n0/gpu2", role="train")
+    assert not world.loop.calm
+    world.run(1)
+    assert not world.loop.calm  # the trainer moves
+    world.settle()
+    assert world.loop.calm
+    world.sim.fleet.inject(UnitDies(at_s=world.now_s + 1, device="d1"))
+    world.run(1.5)
+    assert not world.loop.calm
+    world.settle()
+    assert world.loop.calm
+
+
 def test_a_swap_keeps_a_serving_replica_by_moving_the_trainer_first() -> None:
     world = SimWorld(2)
     world.settle()

@@ -16,7 +16,7 @@ from hexctl.client import Client
 from runtime.api.wire import Command, Snapshot
 from runtime.daemon.lock import acquire, next_epoch
 from runtime.daemon.main import main
-from runtime.errors import RefusedError, UnreachableError
+from runtime.errors import ConfigError, RefusedError, UnreachableError
 from runtime.paths import RunPaths
 from runtime.runs import RunInfo, alive, list_runs, read_run
 
@@ -120,6 +120,17 @@ def test_steps_reached_ends_the_run_with_0_and_a_folder_that_tells_it(daemons: D
     assert "Traceback" not in err
     assert err.count("run ended") == 1
     assert (run.paths.folder / "config.toml").exists()
+    assert not run.paths.api_socket.exists()
+
+
+def test_a_run_whose_flow_cannot_be_built_ends_with_that_error_though_it_was_being_acted_on(daemons: Daemons) -> None:
+    daemons.environment = {**daemons.environment, "SIM_UNBUILT": "rows.jsonl"}
+    code, err = daemons.end(daemons.config())
+    assert code == ConfigError.exit_code, err
+    assert "error: rows.jsonl: no such data" in err
+    assert "Traceback" not in err
+    run = daemons.run()
+    assert (run.state, run.ending) == ("ended", "no such data")
     assert not run.paths.api_socket.exists()
 
 

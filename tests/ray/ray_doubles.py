@@ -11,7 +11,7 @@ from planner.record import replace
 from runtime.backends.ray.actors.identity import Identity
 from runtime.backends.ray.actors.ports import RayFlowClient, RayTrainerFlow
 from runtime.config.schema import Config
-from runtime.errors import RefusedError, UnreachableError
+from runtime.errors import ConfigError, RefusedError, UnreachableError
 from runtime.paths import RunPaths
 from runtime.rl.counter import TokenCounter
 from runtime.rl.rewards.items import RewardItem, RewardResult
@@ -169,6 +169,16 @@ def flow(me: Identity, config: Config, paths: RunPaths, *_: Any) -> FlowDouble:
     return FlowDouble(paths.folder / "flow-double.json")
 
 
+def gated(me: Identity, config: Config, paths: RunPaths, *_: Any) -> FlowDouble:
+    """A flow that is built once the file "gate" is there, and fails with what is written in it."""
+    gate, pause = paths.folder / "gate", threading.Event()
+    while not gate.exists():
+        pause.wait(0.05)
+    if why := gate.read_text():
+        raise ConfigError(why)
+    return FlowDouble(paths.folder / "flow-double.json")
+
+
 def rewards(
     me: Identity, config: Config, paths: RunPaths, on_results: Callable[[Sequence[RewardResult]], None]
 ) -> PoolDouble:
@@ -216,4 +226,4 @@ def trainer(me: Identity, config: Config, paths: RunPaths, ready: Callable[[], N
         pause.wait(0.05)
 
 
-__all__ = ["FlowDouble", "failing", "flow", "replace", "replica", "rewards", "trainer"]
+__all__ = ["FlowDouble", "failing", "flow", "gated", "replace", "replica", "rewards", "trainer"]

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,8 @@ from runtime.core.action import (
     StopTrainer,
 )
 from runtime.core.observation import Observation
+from runtime.errors import ConfigError
+from runtime.paths import RunPaths
 from runtime.runs import RunInfo, start_ticks
 
 pytestmark = pytest.mark.ray
@@ -90,8 +93,16 @@ def test_a_fleet_from_start_to_stop(backend: RevivingBackend) -> None:
     victim = seen.replicas[0].pid
     assert victim is not None
     assert os.getpgid(victim) == victim
+    news = threading.Event()
+    backend.on_news(news.set)
+    backend.rest(True)  # a death is told as soon as ever
     os.kill(victim, signal.SIGKILL)
-    dead = until(backend, lambda o: phase(o, "r0") == "dead", deadline_s=3.0)
+    end, dead = time.monotonic() + 3.0, seen
+    while phase(dead, "r0") != "dead":
+        assert news.wait(end - time.monotonic())
+        news.clear()
+        dead = backend.observe(time.time())
+    backend.rest(False)
     assert "ended without notice" in dead.replicas[0].reason
     assert phase(dead, "r1") == "serving"
 
@@ -132,6 +143,61 @@ def test_a_loop_that_fails_is_dead_in_words(ray_world: RayWorld) -> None:
         assert "Traceback" in (paths.logs / "replica-r0-1.log").read_text()
     finally:
         backend.finish(10.0)
+
+
+def begun_without_flow(ray_world: RayWorld) -> tuple[RevivingBackend, RunPaths, list[int]]:
+    """A replica and a trainer whose processes are there while flow is being built; the processes."""
+    run, paths = ray_world.new_run()
+    parts = replace(PARTS, flow="ray_doubles:gated")
+    backend = ray_world.open(CONFIG, run, cluster=CLUSTER, parts=parts, wait=False)
+    backend.apply(StartReplica(replica="r0", epoch=1, devices=("dev0",)))
+    backend.apply(StartTrainer(trainer="t", epoch=2, devices=("dev1",)))
+    names = ("replica-r0-1", "trainer-2")
+    seen = until(backend, lambda o: all(read_mark(paths, n) is not None for n in names))
+    assert seen.flow is None
+    assert phase(seen, "r0") in ("", "starting")
+    return backend, paths, [m.process.pid for n in names if (m := read_mark(paths, n)) is not None]
+
+
+def open_gate(paths: RunPaths, why: str) -> None:
+    """Let flow be built, or fail with `why`."""
+    new = paths.folder / "gate.new"
+    new.write_text(why)
+    new.replace(paths.folder / "gate")
+
+
+def test_bodies_start_while_flow_is_being_built(ray_world: RayWorld) -> None:
+    """Nothing of a replica's or trainer's start waits for flow; they serve once it is there."""
+    backend, paths, _ = begun_without_flow(ray_world)
+    try:
+        open_gate(paths, "")
+        backend.wait_built()
+        seen = until(backend, lambda o: phase(o, "r0") == "serving" and [t.phase for t in o.trainers] == ["running"])
+        assert not seen.problems
+    finally:
+        backend.finish(10.0)
+
+
+@pytest.mark.kill
+def test_a_flow_that_cannot_be_built_takes_what_began_beside_it(ray_world: RayWorld) -> None:
+    """The run ends with flow's own error, and no actor is left."""
+    backend, paths, pids = begun_without_flow(ray_world)
+    open_gate(paths, "no such data")
+    with pytest.raises(ConfigError, match="no such data"):
+        backend.wait_built()
+    assert [pid for pid in pids if start_ticks(pid) is not None] == []
+    assert not list((paths.short / "actors").glob("*.json"))
+    backend.apply(StartReplica(replica="r1", epoch=3, devices=("dev2",)))  # too late: nothing happens
+    backend.close()
+    assert read_mark(paths, "replica-r1-3") is None
+
+    run, _ = ray_world.new_run()
+    other = ray_world.open(CONFIG, run, cluster=CLUSTER, parts=PARTS)
+    try:
+        other.apply(StartReplica(replica="r0", epoch=1, devices=("dev0",)))  # its device was given back
+        until(other, lambda o: phase(o, "r0") == "serving")
+    finally:
+        other.finish(10.0)
 
 
 def driver(run: RunInfo, env: dict[str, str], script: str) -> subprocess.CompletedProcess[str]:

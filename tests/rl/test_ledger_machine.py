@@ -341,6 +341,25 @@ class LedgerMachine(RuleBasedStateMachine):
         assert book.applied == self.steps
 
     @invariant()
+    def what_is_shown_of_the_last_steps_is_what_they_say(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        rows = self.ledger.step_rows(3)
+        figures, metrics = self.ledger.last_steps(3)
+        assert figures == tuple(r.figures for r in rows)
+        assert metrics == (rows[-1].metrics if rows else {})
+
+    @invariant()
+    def trajectories_of_some_samples_are_those_samples_tokens(self) -> None:
+        """However many of a group are asked for, in whichever order."""
+        if not hasattr(self, "ledger"):
+            return
+        asked = [s for s in reversed(tuple(self.ledger.book.samples)) if (s.group + s.member) % 3]
+        found = self.ledger.trajectories(asked)
+        assert list(found) == asked
+        assert {s: t.tokens for s, t in found.items()} == {s: self.ledger.tokens(s) for s in asked}
+
+    @invariant()
     def the_file_is_whole(self) -> None:
         if not hasattr(self, "ledger"):
             return

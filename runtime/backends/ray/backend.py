@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from planner.cluster import fleet_usd_per_h
 from runtime.backends.ray import cluster as ray_cluster
@@ -15,6 +16,7 @@ from runtime.backends.ray.executor import Executor
 from runtime.backends.ray.finishing import Ending
 from runtime.backends.ray.level import BodySeen, replica_level, trainer_level
 from runtime.backends.ray.observer import Observer
+from runtime.backends.ray.placement import groups
 from runtime.backends.ray.world import World
 from runtime.core.action import Step
 from runtime.core.observation import DeviceSeen, HostSeen, Observation
@@ -25,6 +27,7 @@ from runtime.telemetry.reading import Watch
 
 STALE_S = 3.0
 HUSH_S = 3.0
+ABORT_S = 5.0  # for the end of a run that did not come to life
 logger = logging.getLogger(__name__)
 
 
@@ -33,20 +36,30 @@ class RayBackend:
 
     def __init__(self, world: World, run: RunInfo, head: RayHead, telemetry: TelemetryAgent) -> None:
         self._world, self._run, self._head, self._telemetry = world, run, head, telemetry
+        self._new = not groups(world)  # nothing of the run is at work yet
+        self._session = head.session if head.owned else None
         self._devices = DeviceView(world.cluster)
         self._observer = Observer(world)
-        self._executor = Executor(world, lambda: self._observer.flow, self._memory_back)
+        self._executor = Executor(world, lambda: self._observer.flow, self._observer.flow_built, self._memory_back)
         self._finished = threading.Lock()
         self._told: tuple[int, float | None] | None = None  # flow's pid and the price of the fleet it was told
 
-    def start(self, deadline_s: float) -> None:
-        """Wait until flow and rewards are built, settle replicas that left no body, begin to observe.
-
-        Raises what kept them from being built."""
-        self._observer.wait_ready(deadline_s)
-        self._executor.settle_lost()
+    def start(self) -> None:
+        """Begin to observe. Steps may be applied from now on, though flow and rewards are still being built."""
         self._observer.start()
         self._watch({})
+
+    def wait_built(self, deadline_s: float) -> None:
+        """Wait until flow and rewards are built, and settle replicas that left no body.
+
+        Raises what kept them from being built, after nothing is left of a run that was only beginning; of one that lived
+        before, everything."""
+        try:
+            self._observer.wait_ready(deadline_s)
+            self._executor.settle_lost()
+        except BaseException:
+            self.finish(ABORT_S) if self._new else self.close()
+            raise
 
     @property
     def run(self) -> RunInfo:
@@ -57,6 +70,14 @@ class RayBackend:
     def head(self) -> RayHead:
         """The cluster."""
         return self._head
+
+    def on_news(self, tell: Callable[[], None]) -> None:
+        """`tell` is called, from any thread, when a body came, went or died, or is in another phase."""
+        self._observer.on_news(tell)
+
+    def rest(self, calm: bool) -> None:
+        """While it is calm figures are asked for once a second."""
+        self._observer.rest(calm)
 
     def observe(self, now_s: float) -> Observation:
         """The newest level of every source, without waiting. `now_s` is unix seconds."""
@@ -114,7 +135,7 @@ class RayBackend:
         if not self._finished.acquire(blocking=False):
             return
         self._observer.stop()
-        self._executor.hush(HUSH_S)
+        self._executor.end(HUSH_S)
         Ending(self._world, self._head, self._observer.flow, deadline_s).run()
         self._telemetry.close()
 
@@ -140,12 +161,11 @@ class RayBackend:
         return found
 
     def _watch(self, processes: dict[str, int]) -> None:
-        session = self._head.session if self._head.owned else None
         self._telemetry.watch(
             Watch(
                 folder=str(self._world.paths.folder),
                 pids=tuple(sorted({os.getpid(), *processes.values()})),
-                sessions=(session,) if session is not None else (),
+                sessions=(self._session,) if self._session is not None else (),
             )
         )
 

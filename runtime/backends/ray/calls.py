@@ -3,6 +3,7 @@
 ActorDiedError says that Ray knows the actor to be dead; anything else (no answer, unavailable, restarting) is silence.
 """
 
+import math
 import time
 from typing import Any, Literal, TypeVar
 
@@ -41,26 +42,24 @@ class Question:
     """A repeated question to one actor: at most one outstanding, never waited for."""
 
     def __init__(self, ray: Any, handle: Any, method: str, *, every_s: float) -> None:
-        self._ray, self._handle, self._method, self._every_s = ray, handle, method, every_s
+        self._ray, self._handle, self._method, self.every_s = ray, handle, method, every_s
         self._ref: Any = None
         self._asked_s = float("-inf")
         self.answer = Answer(state="never")
 
-    def ask(self, now_s: float) -> Any:
-        """Ask again when it is time; returns the outstanding reference, or None."""
-        due = self.answer.state != "dead" and now_s - self._asked_s >= self._every_s
-        if self._ref is None and due:
+    def due_s(self) -> float:
+        """Monotonic seconds when it is to be asked again; infinity while it is being asked, or when there is nobody to ask."""
+        return math.inf if self._ref is not None or self.answer.state == "dead" else self._asked_s + self.every_s
+
+    def ask(self, now_s: float, ahead_s: float = 0.0) -> Any:
+        """Ask again when it is time, or will be within `ahead_s`; returns the outstanding reference, or None."""
+        if self.due_s() <= now_s + ahead_s:
             self._asked_s = now_s
             try:
                 self._ref = getattr(self._handle, self._method).remote()
             except self._ray.exceptions.RayError as e:
                 self._settle(e, now_s)
         return self._ref
-
-    @property
-    def outstanding_s(self) -> float | None:
-        """Monotonic seconds when the outstanding question was asked."""
-        return self._asked_s if self._ref is not None else None
 
     def take(self, now_s: float) -> None:
         """Take the answer that has arrived."""

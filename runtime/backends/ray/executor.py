@@ -46,12 +46,20 @@ class BodyNote:
 
 
 class Executor:
-    """Applies steps. `memory_back(devices, pids)` waits until GPUs show no such process; it may be a no-op."""
+    """Applies steps. `flow_built` is set from when flow answers on; `memory_back(devices, pids)` waits until GPUs show no such
+    process, it may be a no-op."""
 
-    def __init__(self, world: World, flow: Callable[[], Any], memory_back: Callable[[tuple[str, ...]], str]) -> None:
-        self._world, self._flow, self._memory_back = world, flow, memory_back
+    def __init__(
+        self,
+        world: World,
+        flow: Callable[[], Any],
+        flow_built: threading.Event,
+        memory_back: Callable[[tuple[str, ...]], str],
+    ) -> None:
+        self._world, self._flow, self._flow_built, self._memory_back = world, flow, flow_built, memory_back
         self._lock = threading.Lock()
-        self._under_way: set[str] = set()
+        self._ended = threading.Event()
+        self._under_way: dict[str, threading.Thread] = {}  # by id of the step
         self._notes: dict[BodyName, BodyNote] = {}
         self._quiescing: set[int] = set()
         self._fenced = ""
@@ -76,10 +84,11 @@ class Executor:
     def apply(self, step: Step) -> None:
         """Begin a step unless it is under way; returns at once."""
         with self._lock:
-            if step.id in self._under_way or self._fenced:
+            if step.id in self._under_way or self._fenced or self._ended.is_set():
                 return
-            self._under_way.add(step.id)
-        threading.Thread(target=self._carry, args=(step,), name=step.id, daemon=True).start()
+            thread = threading.Thread(target=self._carry, args=(step,), name=step.id, daemon=True)
+            self._under_way[step.id] = thread
+        thread.start()
 
     def tell(self, method: str, *args: Any) -> None:
         """Call flow in a thread of its own; what it answers is seen in its status."""
@@ -100,10 +109,26 @@ class Executor:
         for thread in self._tells:
             thread.join(max(0.0, end - time.monotonic()))
 
+    def end(self, deadline_s: float) -> None:
+        """No step is begun or goes on to make anything from now on; wait for those under way, then for what `tell` says."""
+        until = time.monotonic() + deadline_s
+        with self._lock:
+            self._ended.set()
+            under_way = tuple(self._under_way.values())
+        for thread in under_way:
+            thread.join(max(0.0, until - time.monotonic()))
+        self.hush(max(0.0, until - time.monotonic()))
+
+    def _go_on(self) -> None:
+        if self._ended.is_set():
+            raise RunError("the run ends")
+
     def settle_lost(self) -> None:
         """Tell flow of replicas it waits for that have no body any more: Ray ended with them, and nobody stopped them."""
-        bodies = {g.body for g in groups(self._world)}
-        for row in self._ask("status").replicas:
+        rows = self._ask("status").replicas
+        # In this order: whoever is started meanwhile has a note before flow hears of it.
+        bodies = {*self.notes(), *(g.body for g in groups(self._world))}
+        for row in rows:
             body = BodyName(role="replica", id=row.replica, epoch=row.epoch)
             if body not in bodies:
                 tokens = decoded_tokens(self._world.paths, body)
@@ -126,7 +151,7 @@ class Executor:
             logger.error("%s: %s", describe(step), in_words(e))
         finally:
             with self._lock:
-                self._under_way.discard(step.id)
+                self._under_way.pop(step.id, None)
 
     def _do(self, step: Step) -> None:
         epoch = self._world.daemon_epoch
@@ -151,7 +176,6 @@ class Executor:
     def _ask(self, method: str, *args: Any, deadline_s: float = FLOW_S) -> Any:
         """Call flow; repeat while it restarts, until the deadline."""
         until = time.monotonic() + deadline_s
-        pause = threading.Event()
         while True:
             left = max(0.5, until - time.monotonic())
             try:
@@ -160,9 +184,8 @@ class Executor:
             except (RefusedError, DeadlineError):
                 raise
             except RunError:
-                if time.monotonic() + 0.5 >= until:
+                if time.monotonic() + 0.5 >= until or self._ended.wait(0.25):
                     raise
-                pause.wait(0.25)
 
     def _start(self, body: BodyName, devices: tuple[str, ...], shares: tuple[float, ...] = ()) -> None:
         with self._lock:
@@ -187,10 +210,23 @@ class Executor:
         blocked = [why for d in devices if (why := self._quarantined(d))]
         if blocked:
             raise RunError("device is in quarantine", got="; ".join(blocked))
+        # Flow's word comes first, so that a daemon of the past is refused before it makes anything. While flow itself is being
+        # built there is no such daemon, and imports and the engine's start need nothing of it.
+        built = self._flow_built.is_set()
+        if built:
+            self._expect(body)
+        self._go_on()
+        group = ensure_group(self._world, body, devices, deadline_s=PLACE_S)
+        self._go_on()
+        start_body(self._world, body, group, devices, shares)
+        if not built and body.role == "replica":
+            while not self._flow_built.wait(0.25):
+                self._go_on()
+            self._expect(body)
+
+    def _expect(self, body: BodyName) -> None:
         if body.role == "replica":
             self._ask("expect_replica", self._world.daemon_epoch, body.id, body.epoch)
-        group = ensure_group(self._world, body, devices, deadline_s=PLACE_S)
-        start_body(self._world, body, group, devices, shares)
 
     def _quarantined(self, device: str) -> str:
         """Why a device must not be used; asks again whether its memory has come back."""

@@ -82,11 +82,14 @@ class Ending:
 
     def _end_body(self, body: BodyName) -> None:
         end_actor(self._world, body)
-        if body.role == "replica":
-            tokens = decoded_tokens(self._world.paths, body)
-            self._ask("forget_replica", self._world.daemon_epoch, body.id, body.epoch, tokens)
-            forget_counter(self._world.paths, body)
+        if body.role == "replica":  # flow may be what has failed: the devices are given back all the same
+            self._attempt(f"settle {body.id}", lambda: self._settle(body))
         remove_group(self._world, body)
+
+    def _settle(self, body: BodyName) -> None:
+        tokens = decoded_tokens(self._world.paths, body)
+        self._ask("forget_replica", self._world.daemon_epoch, body.id, body.epoch, tokens)
+        forget_counter(self._world.paths, body)
 
     def _end_service(self, name: str) -> None:
         handle, found = self._world.find(name), read_mark(self._world.paths, name)

@@ -21,10 +21,16 @@ from runtime.backends.ray.level import BodySeen
 from runtime.backends.ray.names import BodyName
 from runtime.backends.ray.placement import groups
 from runtime.backends.ray.world import World, start_flow, start_rewards
+from runtime.rl.types import FlowStatus
 
-FLOW_EVERY_S = 0.5
+FLOW_EVERY_S, FLOW_CALM_S = 0.5, 1.0
 PING_EVERY_S = 1.0
-TABLE_EVERY_S = 1.0
+TABLE_EVERY_S, TABLE_CALM_S = 1.0, 2.0
+SILENT_S = 0.1  # longest wait for an answer while others have answered
+MOST_REST_S, HEALING_REST_S = 0.5, 0.1  # between two looks at what is due
+TOGETHER_S = (
+    0.25  # questions that would be due within this time are asked with those that are: fewer turns, fewer calls
+)
 HEAL_S = (0.5, 2.0, 5.0, 15.0, 30.0)
 logger = logging.getLogger(__name__)
 
@@ -51,6 +57,11 @@ class Service:
         self.handle = self._start(self._world)
         self.question = Question(self._world.ray, self.handle, "ping", every_s=PING_EVERY_S)
 
+    @property
+    def healing(self) -> bool:
+        """Whether it is dead and will be made again."""
+        return self._heal_at != 0.0
+
     def heal(self) -> bool:
         """Make it again if it is dead or broken and its time has come; True when that was done."""
         answer, now = self.question.answer, time.monotonic()
@@ -74,12 +85,26 @@ class Service:
         return True
 
 
+def _gist(answer: Answer) -> tuple[str, str | bool]:
+    """What of an answer is news when it changes: whether there is one, an actor's phase, the end of the run."""
+    value = answer.value
+    return answer.state, value.finished if isinstance(value, FlowStatus) else getattr(value, "phase", "")
+
+
 class Observer:
     """`flow` and `rewards` are made when they do not exist: the daemon is the healer of the second, Ray of the first."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._stop = threading.Event()
+        self._stir, self._wake = (
+            threading.Event(),
+            threading.Event(),
+        )  # of the thread that reads the table, that asks actors
+        self._calm = False
+        self._tell: Callable[[], None] = lambda: None
+        self.flow_built = threading.Event()
+        self._whole = False  # both were built once: from then on they are made again when they are gone
         self._lock = threading.Lock()
         self._table: Table | None = None
         self._table_problem = ""
@@ -103,15 +128,31 @@ class Observer:
         for service in (self._rewards, self._flow):
             left = max(1.0, until - time.monotonic())
             call(self._world.ray, service.handle.ready.remote(), what=f"start of {service.name}", deadline_s=left)
+        self.flow_built.set()
+        self._whole = True
 
     def start(self) -> None:
         """Begin to ask."""
         for t in self._threads:
             t.start()
 
+    def on_news(self, tell: Callable[[], None]) -> None:
+        """`tell` is called, from a thread of the observer, when a body came or went, an actor died or is in another phase, or
+        the run has come to its end."""
+        self._tell = tell
+
+    def rest(self, calm: bool) -> None:
+        """Ask less often while it is calm; bodies are asked as ever, so that a death is noticed as fast."""
+        self._status.every_s = FLOW_CALM_S if calm else FLOW_EVERY_S
+        if self._calm and not calm:
+            self._stir.set()
+        self._calm = calm
+
     def stop(self, deadline_s: float = 5.0) -> None:
         """End the threads."""
         self._stop.set()
+        self._stir.set()
+        self._wake.set()
         for t in self._threads:
             if t.is_alive():
                 t.join(deadline_s)
@@ -166,12 +207,15 @@ class Observer:
                 )
                 self._adopt(table)
                 with self._lock:
-                    self._table = table
+                    before, self._table = self._table, table
                 self._table_problem = ""
+                if before is None or (before.groups, before.actors) != (table.groups, table.actors):
+                    self._tell()
             except Exception as e:  # noqa: BLE001 - a table that cannot be read is a source that does not answer
                 self._table_problem = f"Ray's table does not answer: {in_words(e)}"
                 logger.warning("%s", self._table_problem)
-            self._stop.wait(TABLE_EVERY_S)
+            self._stir.wait(TABLE_CALM_S if self._calm else TABLE_EVERY_S)
+            self._stir.clear()
 
     def _adopt(self, table: Table) -> None:
         """A question for every actor of a body; none for bodies that are gone."""
@@ -183,36 +227,52 @@ class Observer:
         with self._lock:
             kept = {name: q for name, q in self._pings.items() if name in wanted}
             self._pings = kept | new
+        if new:
+            self._wake.set()
 
     def _ask_actors(self) -> None:
         while not self._stop.is_set():
             try:
-                asked = self._ask_once()
+                rest_s = self._ask_once()
                 self._heal()
             except Exception:  # Ray's table may be away for a while: whoever asks must outlive that
                 logger.exception("asking the actors")
-                asked = False
-                self._stop.wait(0.5)
-            if not asked:
-                self._stop.wait(0.1)
+                rest_s = 0.5
+            if rest_s > 0:
+                self._wake.wait(rest_s)
+                self._wake.clear()
 
-    def _ask_once(self) -> bool:
-        """Send what is due and take the answers that have come; False when there was nothing to ask."""
+    def _ask_once(self) -> float:
+        """Send what is due and take the answers that have come; returns how long there is nothing to do, in seconds."""
         ray, now = self._world.ray, time.monotonic()
         with self._lock:
             questions = [self._status, self._flow.question, self._rewards.question, *self._pings.values()]
-        refs = {ref: q for q in questions if (ref := q.ask(now)) is not None}
-        if not refs:
-            return False
-        ready, _ = ray.wait(list(refs), num_returns=1, timeout=0.2)
-        if ready:
-            ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0.0)
-        for ref in ready:
-            refs[ref].take(time.monotonic())
-        return True
+        ahead_s = TOGETHER_S if min(q.due_s() for q in questions) <= now else 0.0
+        refs = {ref: q for q in questions if (ref := q.ask(now, ahead_s)) is not None}
+        if refs:
+            # All at once where all answer; whoever is silent holds up the others' answers for so long at most.
+            ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=SILENT_S)
+            for ref in ready:
+                self._take(refs[ref])
+            if len(ready) < len(refs):
+                return 0.0
+        longest_s = HEALING_REST_S if self._flow.healing or self._rewards.healing else MOST_REST_S
+        return min(longest_s, max(0.0, min(q.due_s() for q in questions) - time.monotonic()))
+
+    def _take(self, question: Question) -> None:
+        """An answer has come; what must not wait for the next look is told."""
+        before = _gist(question.answer)
+        question.take(time.monotonic())
+        if _gist(question.answer) != before:
+            self._tell()
+        if question is self._flow.question and _gist(question.answer) == ("answered", "running"):
+            self.flow_built.set()
 
     def _heal(self) -> None:
-        """Flow and rewards are made again, with back-off, when they are dead or could not be built."""
+        """Flow and rewards are made again, with back-off, when they are dead or could not be built; the first time that ends the
+        run instead."""
+        if not self._whole:
+            return
         self._rewards.heal()
         if self._flow.heal():
             self._status = Question(self._world.ray, self.flow, "status", every_s=FLOW_EVERY_S)

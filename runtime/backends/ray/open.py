@@ -13,7 +13,6 @@ from runtime.backends.ray.actors.identity import Parts
 from runtime.backends.ray.backend import RayBackend
 from runtime.backends.ray.cluster import RayHead
 from runtime.backends.ray.locks import claim
-from runtime.backends.ray.placement import groups
 from runtime.backends.ray.revive import RevivingBackend
 from runtime.backends.ray.world import World, is_gpu
 from runtime.config.schema import Config
@@ -24,7 +23,6 @@ from runtime.runs import ProcessMark, RunInfo, read_run, write_run
 from runtime.telemetry.client import TelemetryAgent
 
 logger = logging.getLogger(__name__)
-READY_S = 90.0
 OBJECT_STORE_BYTES = 128 * 2**20
 
 
@@ -38,12 +36,14 @@ def open_backend(  # noqa: PLR0917 - the seam between daemon and backend, in the
     *,
     parts: Parts | None = None,
     extra_env: Mapping[str, str] | None = None,
+    wait: bool = True,
 ) -> RevivingBackend:
-    """A backend that observes and acts. Takes about 5 s when Ray must start, under 1 s when it runs.
+    """A backend that observes and acts. Takes about 5 s when Ray must start, under 1 s when it runs; and with `wait` as long as
+    flow takes to be built, which the caller waits for by `wait_built` otherwise, acting meanwhile.
 
     `run.json` gets Ray's address and processes as soon as they are known; the result's `.run` has them.
-    Errors: DeadlineError when Ray does not come up, FleetError when a GPU belongs to another run, whatever kept flow or the
-    verifiers from being built (ConfigError, LedgerError), RunError otherwise.
+    Errors: DeadlineError when Ray does not come up, FleetError when a GPU belongs to another run, RunError otherwise; of the wait
+    whatever kept flow or the verifiers from being built (ConfigError, LedgerError, DeadlineError).
     """
 
     def attach(run: RunInfo) -> RayBackend:
@@ -70,19 +70,14 @@ def open_backend(  # noqa: PLR0917 - the seam between daemon and backend, in the
             parts=parts or Parts(),
             import_path=_import_path(run),
         )
-        return _started(RayBackend(world, run, head, TelemetryAgent(*(() if gpus else ("--no-gpus",)))), world)
+        backend = RayBackend(world, run, head, TelemetryAgent(*(() if gpus else ("--no-gpus",))))
+        backend.start()
+        return backend
 
-    return RevivingBackend(attach(run), attach)
-
-
-def _started(backend: RayBackend, world: World) -> RayBackend:
-    try:
-        backend.start(READY_S)
-    except BaseException:
-        # Nothing of the run is at work yet: leave nothing behind. Else this daemon goes and the run stays.
-        backend.finish(5.0) if not groups(world) else backend.close()
-        raise
-    return backend
+    opened = RevivingBackend(attach(run), attach)
+    if wait:
+        opened.wait_built()
+    return opened
 
 
 def _import_path(run: RunInfo) -> tuple[str, ...]:

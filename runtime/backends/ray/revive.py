@@ -15,11 +15,12 @@ from runtime.errors import RefusedError
 from runtime.runs import RunInfo
 
 logger = logging.getLogger(__name__)
+BUILT_S = 90.0  # flow and rewards: their processes, imports, data
 AGAIN_S = (0.0, 5.0, 15.0, 60.0)
 
 
 class RevivingBackend:
-    """`runtime.backends.protocol.Backend`. `reopen(run)` starts Ray again and gives a backend on it."""
+    """`runtime.backends.protocol.Backend`. `reopen(run)` starts Ray again and gives a backend on it, flow yet to be built."""
 
     def __init__(self, inner: RayBackend, reopen: Callable[[RunInfo], RayBackend]) -> None:
         self._inner, self._reopen = inner, reopen
@@ -27,6 +28,7 @@ class RevivingBackend:
         self._ending = threading.Event()
         self._reviving: threading.Thread | None = None
         self._problem = ""
+        self._tell: Callable[[], None] = lambda: None
 
     @property
     def run(self) -> RunInfo:
@@ -37,6 +39,20 @@ class RevivingBackend:
     def head(self) -> RayHead:
         """The cluster."""
         return self._inner.head
+
+    def wait_built(self) -> None:
+        """Wait until flow and rewards are built. Raises what kept them from it, after nothing is left of a run that was only
+        beginning; of one that lived before, everything."""
+        self._inner.wait_built(BUILT_S)
+
+    def on_news(self, tell: Callable[[], None]) -> None:
+        """`tell` is called, from any thread, when something happened; also by a Ray that is started later."""
+        self._tell = tell
+        self._inner.on_news(tell)
+
+    def rest(self, calm: bool) -> None:
+        """While it is calm figures are asked for once a second."""
+        self._inner.rest(calm)
 
     def observe(self, now_s: float) -> Observation:
         """The newest level. While Ray is being started again: the last one, every body unknown, and why."""
@@ -63,7 +79,10 @@ class RevivingBackend:
             if self._ending.wait(AGAIN_S[min(attempt, len(AGAIN_S) - 1)]):
                 break
             try:
-                self._inner = self._reopen(self._inner.run)
+                reopened = self._reopen(self._inner.run)
+                reopened.wait_built(BUILT_S)
+                reopened.on_news(self._tell)
+                self._inner = reopened
             except RefusedError as e:
                 self._problem = f"Ray has ended, and another daemon has the run: {in_words(e)}"
                 return

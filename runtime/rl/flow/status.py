@@ -1,6 +1,9 @@
 """What flow says of itself: one consistent reading, and which wait is blocking now."""
 
-from runtime.rl.flow.figures import STEPS_WINDOW, decode_figures, staleness, sum_ages
+from collections.abc import Mapping
+
+from planner.record import record
+from runtime.rl.flow.figures import STEPS_WINDOW, Staleness, decode_figures, staleness, sum_ages
 from runtime.rl.flow.rewarding import RewardDesk
 from runtime.rl.flow.rollout_desk import RolloutDesk
 from runtime.rl.flow.state import FlowState
@@ -11,12 +14,21 @@ from runtime.rl.types import FlowStatus
 SLOW_REWARD_S = 5.0  # verifiers silent for longer are named as a wait
 
 
+@record
+class _Window:
+    """What the last steps say."""
+
+    age: Staleness
+    reward_mean: float | None
+    last_metrics: Mapping[str, float]
+
+
 class StatusReader:
     """Reads state and ledger; keeps only the wait levels up to date."""
 
     def __init__(self, state: FlowState, rollout: RolloutDesk, trainer: TrainerDesk, rewards: RewardDesk) -> None:
         self._state, self._rollout, self._trainer, self._rewards = state, rollout, trainer, rewards
-        self._recent: tuple[int, tuple[dict[int, int], float | None]] | None = None  # steps applied -> figures
+        self._recent: tuple[tuple[int, int], _Window] | None = None  # of (lineage, steps applied)
 
     def observe(self, now_s: float) -> None:
         """Bring the share of rollout slots that stand idle for want of admission up to date."""
@@ -25,8 +37,7 @@ class StatusReader:
     def read(self, now_s: float, problems: tuple[str, ...]) -> FlowStatus:
         """One reading."""
         state, book = self._state, self._state.ledger.book
-        ages, reward_mean = self._window()
-        age = staleness(ages)
+        window = self._window()
         most = book.meta.get("staleness_max")
         trained_samples = book.counters["trained_samples"]
         self.observe(now_s)
@@ -44,11 +55,11 @@ class StatusReader:
             samples_by_state={s: book.states[s] for s in STATES},
             queue_groups=len(book.complete),
             admitted_groups=book.frontier,
-            staleness_mean=age.mean,
-            staleness_p95=age.p95,
+            staleness_mean=window.age.mean,
+            staleness_p95=window.age.p95,
             staleness_max=None if most is None else int(most),
             spans_two_versions_share=book.counters["two_versions"] / trained_samples if trained_samples else None,
-            reward_mean=reward_mean,
+            reward_mean=window.reward_mean,
             generated_tokens_per_s=state.generated.per_s(now_s),
             trained_tokens_per_s=state.trained.per_s(now_s),
             trainer_wait_share=state.trainer_waits.mean(now_s),
@@ -59,23 +70,23 @@ class StatusReader:
             trainer_state=self._trainer.doing,
             trainer_age_s=None if self._trainer.seen_s is None else now_s - self._trainer.seen_s,
             finished=self._finished(),
-            last_metrics=self._last_metrics(),
+            last_metrics=window.last_metrics,
             steps_done=state.step,
         )
 
-    def _window(self) -> tuple[dict[int, int], float | None]:
-        """Ages and mean reward of the last steps; read from the ledger once a step."""
-        step = self._state.step
-        if self._recent is None or self._recent[0] != step:
-            rows = [decode_figures(r.figures) for r in self._state.ledger.step_rows(STEPS_WINDOW)]
-            reward = mean([f.reward_mean for f in rows]) if rows else None
-            self._recent = (step, (sum_ages(rows), reward))
+    def _window(self) -> _Window:
+        """What the last steps say; read from the ledger once a step."""
+        key = (self._state.ledger.lineage, self._state.step)
+        if self._recent is None or self._recent[0] != key:
+            figures, metrics = self._state.ledger.last_steps(STEPS_WINDOW)
+            rows = [decode_figures(f) for f in figures]
+            window = _Window(
+                age=staleness(sum_ages(rows)),
+                reward_mean=mean([f.reward_mean for f in rows]) if rows else None,
+                last_metrics={k: float(v) for k, v in metrics.items() if isinstance(v, int | float)},
+            )
+            self._recent = (key, window)
         return self._recent[1]
-
-    def _last_metrics(self) -> dict[str, float]:
-        rows = self._state.ledger.step_rows(1)
-        metrics = rows[-1].metrics if rows else {}
-        return {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
 
     def _finished(self) -> bool:
         """The step limit is reached and everything is settled, or the run was ended and nobody works any more."""

@@ -62,7 +62,7 @@ class Book:
                 self.in_flight -= old.length
             if (old.state, old.reward, old.replica_epoch) == (row.state, row.reward, row.replica_epoch):
                 return
-            self._forget(old)
+            self._forget(old, sample)
         self.states[row.state] += 1
         if row.state in LEASABLE:
             bisect.insort(self.leasable, sample)
@@ -116,32 +116,43 @@ class Book:
             if not states <= TERMINAL and "RESERVED" not in states:
                 yield ordinal
 
-    def _forget(self, old: SampleRow) -> None:
+    def _forget(self, old: SampleRow, sample: SampleId) -> None:
         self.states[old.state] -= 1
         if old.state in LEASABLE:
-            i = bisect.bisect_left(self.leasable, old.id)
+            i = bisect.bisect_left(self.leasable, sample)
             del self.leasable[i]
         elif old.state == "LEASED":
             key = (old.replica, old.replica_epoch)
-            self.held[key].discard(old.id)
+            self.held[key].discard(sample)
             if not self.held[key]:
                 del self.held[key]
         elif old.state == "DONE":
-            self.unrewarded.discard(old.id)
+            self.unrewarded.discard(sample)
         elif old.state == "APPLIED":
             self.trained -= old.trained
             self.masked -= old.masked
 
     def _recount(self, ordinal: int) -> None:
-        rows = [self.samples.get(m) for m in self.members[ordinal]]
-        alive = [r for r in rows if r is None or r.state != "DEAD_LETTER"]
-        ready = len(alive) >= 2 and all(r is not None and r.state == "DONE" and r.reward is not None for r in alive)
+        ready = self._ready(ordinal)
         i = bisect.bisect_left(self.complete, ordinal)
-        present = self.is_complete(ordinal)
+        present = i < len(self.complete) and self.complete[i] == ordinal
         if ready and not present:
             self.complete.insert(i, ordinal)
         elif present and not ready:
             del self.complete[i]
+
+    def _ready(self, ordinal: int) -> bool:
+        """Whether all that live of a group are rewarded, and there are two at least. Asked at every change of a sample, and
+        mostly the first that is looked at says no."""
+        alive = 0
+        for member in self.members[ordinal]:
+            row = self.samples.get(member)
+            if row is None or row.state != "DONE" or row.reward is None:
+                if row is None or row.state != "DEAD_LETTER":
+                    return False
+            else:
+                alive += 1
+        return alive >= 2
 
 
 def load_book(db: sqlite3.Connection) -> Book:

@@ -46,11 +46,12 @@ class Draft:
 
     def put(self, row: SampleRow, *, advanced: bool = False) -> None:
         """A changed sample; `advanced`: only by tokens."""
-        if advanced and row.id not in self.samples:
-            self.advanced[row.id] = row
+        sample = row.id
+        if advanced and sample not in self.samples:
+            self.advanced[sample] = row
         else:
-            self.samples[row.id] = row
-            self.advanced.pop(row.id, None)
+            self.samples[sample] = row
+            self.advanced.pop(sample, None)
 
     def write(self, db: sqlite3.Connection) -> None:
         """Write everything in one transaction. On any error nothing is written and the error goes up."""

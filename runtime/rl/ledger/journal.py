@@ -1,5 +1,6 @@
 """Reading the token journal: trajectories of samples, and the steps of the past."""
 
+import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 
@@ -31,6 +32,11 @@ class Trajectory:
     spans: tuple[Span, ...] = ()
 
 
+_SEGMENTS_OF_GROUP = (
+    "SELECT grp, member, start, epoch, version, tokens, logprobs FROM segments WHERE grp = ? ORDER BY member, start"
+)
+
+
 class Journal:
     """The segments of the file and those of the open transaction, as one."""
 
@@ -42,8 +48,21 @@ class Journal:
         return unpack_tokens(b"".join(s[5] for s in self._segments(sample)))
 
     def read(self, samples: Sequence[SampleId]) -> Mapping[SampleId, Trajectory]:
-        """Whole trajectories."""
-        return {sample: _trajectory(self._segments(sample)) for sample in samples}
+        """Whole trajectories; one question to the file a group."""
+        wanted: dict[SampleId, list[Segment]] = {sample: [] for sample in samples}
+        for group in dict.fromkeys(s.group for s in samples):
+            for segment in self._db.execute(_SEGMENTS_OF_GROUP, (group,)):
+                if (kept := wanted.get(SampleId(segment[0], segment[1]))) is not None:
+                    kept.append(segment)
+        return {sample: _trajectory([*found, *self._pending.get(sample, ())]) for sample, found in wanted.items()}
+
+    def last(self, count: int) -> tuple[tuple[Mapping[str, object], ...], Mapping[str, object]]:
+        """Figures of the newest `count` applied steps, oldest first, and metrics of the newest: what is shown again and again,
+        without the thousands of ids."""
+        newest = "FROM steps WHERE state = 'APPLIED' ORDER BY step DESC LIMIT ?"
+        figures = self._db.execute(f"SELECT figures {newest}", (count,)).fetchall()
+        metrics = self._db.execute(f"SELECT metrics {newest}", (1,)).fetchone()
+        return tuple(json.loads(f) for (f,) in reversed(figures)), {} if metrics is None else json.loads(metrics[0])
 
     def steps(self, last: int) -> tuple[StepRow, ...]:
         """The newest `last` applied steps, oldest first."""

@@ -274,6 +274,11 @@ class Ledger:
         with guarded(self._path):
             return self._journal().steps(last)
 
+    def last_steps(self, count: int) -> tuple[tuple[Mapping[str, object], ...], Mapping[str, object]]:
+        """Figures of the newest `count` applied steps, oldest first, and metrics of the newest ({} before the first)."""
+        with guarded(self._path):
+            return self._journal().last(count)
+
     # Everything else that must survive
 
     @property
