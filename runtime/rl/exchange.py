@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from planner.record import record, replace
+from planner.record import record
 from runtime.errors import LedgerError, RunError, UnreachableError
 from runtime.rl.types import Append, ExchangeReply, ExchangeRequest, SampleId
 
@@ -54,55 +54,91 @@ class LoopTiming:
     goodbye_s: float = 5.0  # for the last flush after a stop
 
 
+class _Segment:
+    """Tokens of one sample, lease and version that go on growing: an append to be."""
+
+    __slots__ = ("epoch", "finished", "logprobs", "start", "tokens", "version")
+
+    def __init__(self, append: Append) -> None:
+        self.epoch, self.start, self.version, self.finished = append.epoch, append.start, append.version, append.finished
+        self.tokens, self.logprobs = list(append.tokens), list(append.logprobs)
+
+    def told(self, sample: SampleId) -> Append:
+        """As flow is sent it."""
+        return Append(
+            sample, self.epoch, self.start, tuple(self.tokens), tuple(self.logprobs), self.version, self.finished
+        )
+
+
+class _Tail:
+    """What is unflushed of one sample; `last` is the segment that grows."""
+
+    __slots__ = ("last", "segments", "tokens")
+
+    def __init__(self, first: _Segment) -> None:
+        self.segments, self.last = [first], first
+        self.tokens = len(first.tokens)
+
+
 class Unflushed:
-    """Decoded tokens that flow has not been sent yet: per sample, one append for each run of equal versions."""
+    """Decoded tokens that flow has not been sent yet: per sample, one append for each run of equal versions.
+
+    Every token of a run passes `add`: it takes constant time, whatever has gathered.
+    """
 
     def __init__(self) -> None:
-        self._appends: dict[SampleId, list[Append]] = {}
+        self._tails: dict[SampleId, _Tail] = {}
         self.tokens = 0
         self.longest = 0  # tokens of the sample with most
         self.finished = 0  # samples
 
     def add(self, append: Append) -> None:
         """Join `append` to the last of its sample where version and lease are the same."""
-        appends = self._appends.setdefault(append.sample, [])
-        last = appends[-1] if appends else None
-        if last is not None and (last.epoch, last.version) == (append.epoch, append.version):
-            appends[-1] = replace(
-                last,
-                tokens=last.tokens + append.tokens,
-                logprobs=last.logprobs + append.logprobs,
-                finished=append.finished,
-            )
+        sample, epoch, _, tokens, logprobs, version, finished = append
+        count = len(tokens)
+        tail = self._tails.get(sample)
+        if tail is None:
+            tail = self._tails[sample] = _Tail(_Segment(append))
         else:
-            appends.append(append)
-        self.tokens += len(append.tokens)
-        self.longest = max(self.longest, sum(len(a.tokens) for a in appends))
-        self.finished += append.finished is not None
+            last = tail.last
+            if last.version == version and last.epoch == epoch:
+                last.tokens += tokens
+                last.logprobs += logprobs
+                last.finished = finished
+            else:
+                tail.last = _Segment(append)
+                tail.segments.append(tail.last)
+            tail.tokens += count
+        self.tokens += count
+        if tail.tokens > self.longest:
+            self.longest = tail.tokens
+        if finished is not None:
+            self.finished += 1
 
     def drop(self, samples: Iterable[SampleId]) -> None:
         """Forget what was decoded for samples that are no longer ours."""
         for sample in samples:
-            for append in self._appends.pop(sample, ()):
-                self.tokens -= len(append.tokens)
-                self.finished -= append.finished is not None
-        self.longest = max((sum(len(a.tokens) for a in appends) for appends in self._appends.values()), default=0)
+            tail = self._tails.pop(sample, None)
+            if tail is not None:
+                self.tokens -= tail.tokens
+                self.finished -= sum(s.finished is not None for s in tail.segments)
+        self.longest = max((tail.tokens for tail in self._tails.values()), default=0)
 
     def take(self) -> tuple[Append, ...]:
         """Everything, and start anew."""
-        return self._taken(list(self._appends))
+        return self._taken(list(self._tails))
 
     def take_finished(self) -> tuple[Append, ...]:
         """All of the finished samples; what runs goes on gathering, so that the journal has few and long segments."""
-        return self._taken([s for s, appends in self._appends.items() if appends[-1].finished is not None])
+        return self._taken([s for s, tail in self._tails.items() if tail.last.finished is not None])
 
     def _taken(self, samples: list[SampleId]) -> tuple[Append, ...]:
-        appends = tuple(a for s in samples for a in self._appends[s])
+        appends = tuple(segment.told(s) for s in samples for segment in self._tails[s].segments)
         self.drop(samples)
         return appends
 
     def __bool__(self) -> bool:
-        return bool(self._appends)
+        return bool(self._tails)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from planner.record import replace
 from runtime.errors import WeightsError
 from runtime.rl.engine.fit import UpdateFigures
 from runtime.rl.engine.held import Held
@@ -286,5 +285,4 @@ def _plain(value: ChannelOffer | ChannelMember) -> Message:
 
 def _ended(append: Append) -> Append:
     """The engine had no room for more."""
-
-    return replace(append, finished="length")
+    return append._replace(finished="length")
