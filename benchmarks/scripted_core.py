@@ -6,7 +6,8 @@ Started by the warden in vLLM's place (`bench_rollout`): what is left is the way
 import os
 from typing import Any
 
-from runtime.rl.engine.vllm_host.main import Row, run
+from runtime.rl.engine.vllm_host.main import run
+from runtime.rl.engine.vllm_host.rows import Row
 from runtime.rl.engine.vllm_host.wire import Message
 
 TOKENS = [5 + (7 * i) % 49_000 for i in range(997)]

@@ -60,7 +60,12 @@ class _Segment:
     __slots__ = ("epoch", "finished", "logprobs", "start", "tokens", "version")
 
     def __init__(self, append: Append) -> None:
-        self.epoch, self.start, self.version, self.finished = append.epoch, append.start, append.version, append.finished
+        self.epoch, self.start, self.version, self.finished = (
+            append.epoch,
+            append.start,
+            append.version,
+            append.finished,
+        )
         self.tokens, self.logprobs = list(append.tokens), list(append.logprobs)
 
     def told(self, sample: SampleId) -> Append:
@@ -110,8 +115,7 @@ class Unflushed:
                 tail.segments.append(tail.last)
             tail.tokens += count
         self.tokens += count
-        if tail.tokens > self.longest:
-            self.longest = tail.tokens
+        self.longest = max(self.longest, tail.tokens)
         if finished is not None:
             self.finished += 1
 

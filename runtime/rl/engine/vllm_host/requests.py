@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from runtime.rl.engine.vllm_host.main import Row
+from runtime.rl.engine.vllm_host.rows import Row
 
 
 class Requests(Protocol):

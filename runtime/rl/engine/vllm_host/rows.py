@@ -1,0 +1,53 @@
+"""What the engine sampled, on its way to the replica: by columns, numbers packed as bytes. Pure.
+
+A step of hundreds of samples comes a hundred times a second. As a JSON list a row it costs both sides more than everything
+else they do with a token; most of that is writing and reading floats, which here stay bits (so they arrive exact).
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import TypeVar
+
+from runtime.rl.arrays import pack_logprobs, pack_tokens, unpack_logprobs, unpack_tokens
+from runtime.rl.engine.vllm_host.wire import Message
+
+N = TypeVar("N", int, float)
+Row = tuple[int, list[int], list[float], bool]
+"""(key, tokens, their logprobs, finished)"""
+
+Taken = tuple[int, tuple[int, ...], tuple[float, ...], bool]
+"""A row as it arrives."""
+
+
+def pack_rows(rows: Sequence[Row]) -> Message:
+    """JSON values: keys, tokens and logprobs of all rows in one (base64), tokens of each row where not one, and which ended."""
+    tokens = list(chain.from_iterable(row[1] for row in rows))
+    logprobs = list(chain.from_iterable(row[2] for row in rows))
+    counts = [len(row[1]) for row in rows]
+    return {
+        "keys": [row[0] for row in rows],
+        "counts": None if counts.count(1) == len(counts) else counts,
+        "tokens": b64encode(pack_tokens(tokens)).decode(),
+        "logprobs": b64encode(pack_logprobs(logprobs)).decode(),
+        "ended": [i for i, row in enumerate(rows) if row[3]],
+    }
+
+
+def unpack_rows(packed: Message) -> Iterable[Taken]:
+    """The inverse of `pack_rows`."""
+    keys, counts = packed["keys"], packed["counts"]
+    tokens, logprobs = unpack_tokens(b64decode(packed["tokens"])), unpack_logprobs(b64decode(packed["logprobs"]))
+    finished = [False] * len(keys)
+    for i in packed["ended"]:
+        finished[i] = True
+    if counts is None:
+        return zip(keys, zip(tokens, strict=True), zip(logprobs, strict=True), finished, strict=True)
+    return zip(keys, _pieces(tokens, counts), _pieces(logprobs, counts), finished, strict=True)
+
+
+def _pieces(values: tuple[N, ...], counts: Iterable[int]) -> Iterator[tuple[N, ...]]:
+    start = 0
+    for count in counts:
+        yield values[start : start + count]
+        start += count
