@@ -1,6 +1,5 @@
 """Measures one machine: its agenda item by item, with progress. An item that fails is named and left out."""
 
-import contextlib
 import os
 import tempfile
 import time
@@ -176,11 +175,10 @@ def _run_rates(  # noqa: PLR0917 - the parts of one item
 
     how: dict[str, Any] = {"quick": order.quick, "stop": should_stop, "folder": folder}
     torch.set_num_threads(own.threads_of(item.part, device))
-    if card:
-        torch.cuda.set_device(device)  # a run's process sees one card
     other = {"run_trainer": "engine", "run_engine": "trainer"}[item.part]
     try:
-        with contextlib.nullcontext() if card else at_work(other, config, folder):
+        # a run's process sees one card
+        with torch.cuda.device(device) if card else at_work(other, config, folder):
             return _run_part(item, device, order, config, how, card)
     finally:
         _release(device)

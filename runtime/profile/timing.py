@@ -39,14 +39,15 @@ def _batch_s(work: Callable[[int], object], device: torch.device, first: int, ca
         for i in range(first, first + calls):
             work(i)
         return time.perf_counter() - began
-    begin, end = event(), event()
-    torch.cuda.synchronize(device)
-    begin.record()
-    for i in range(first, first + calls):
-        work(i)
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3  # events count milliseconds
+    with torch.cuda.device(device):  # an event is recorded on a stream of the current device, whoever does the work
+        begin, end = event(), event()
+        torch.cuda.synchronize(device)
+        begin.record()
+        for i in range(first, first + calls):
+            work(i)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3  # events count milliseconds
 
 
 def event() -> Any:

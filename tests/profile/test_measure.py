@@ -184,3 +184,20 @@ def test_the_cards_of_this_machine() -> None:
         assert kind["links_bytes_per_s"]["host_to_device"] > 1e9
         assert {e["phase"] for e in kind["engine"]} == {"decode", "prefill"}
         assert kind["trainer"]
+
+
+@pytest.mark.gpu
+def test_a_card_is_timed_whichever_is_the_current_one() -> None:
+    """Events on another card's stream would see none of the work."""
+    import torch
+
+    from runtime.profile.timing import seconds_of
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two NVIDIA GPUs")
+    a = torch.randn(4096, 4096, device="cuda:1", dtype=torch.bfloat16)
+    found = []
+    for current in (0, 1):
+        with torch.cuda.device(current):
+            found.append(seconds_of(lambda _: a @ a, a.device, 0.2))
+    assert found[0] == pytest.approx(found[1], rel=0.3)

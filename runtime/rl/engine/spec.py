@@ -68,6 +68,7 @@ class VllmSpec:
     start_s: float = 600.0  # for the engine to come up with a generated token
     load_s: float = 600.0  # for a generation to be verified and laid in
     token_s: float = 60.0  # without any token while samples run: it hangs
+    hold: bool = True  # let waiting requests in together where that is faster; else each at once
     ahead: int = 2  # steps the engine may be ahead of the replica
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from runtime.errors import ConfigError, WeightsError
+from runtime.rl.engine.vllm_host.admission import Admission, Waiting
 from runtime.rl.engine.vllm_host.figures import scheduler_level
 from runtime.rl.engine.vllm_host.model_folder import expected_shapes, write_folder
 from runtime.rl.engine.vllm_host.requests import requests_of
@@ -49,7 +50,8 @@ class VllmCore:
         self._shapes = expected_shapes(spec["model"])
         self._requests = requests_of(self._llm, spec)
         self._salt = "none"
-        self._open: set[int] = set()
+        self._open: set[int] = set()  # those that wait for admission too
+        self._admission = Admission(slots=spec["slots"], batched_tokens=spec["batched_tokens"], hold=spec["hold"])
         self._prefilled = 0
         self._warm_up()
 
@@ -69,23 +71,35 @@ class VllmCore:
         }
 
     def add(self, key: int, tokens: list[int], max_tokens: int) -> None:
-        """Queue a request that continues `tokens`."""
-        self._requests.add(key, tokens, max_tokens, self._salt)
+        """Queue a request that continues `tokens`; `admission` says when the scheduler gets it."""
+        self._admission.add(Waiting(key, tokens, max_tokens))
         self._open.add(key)
-        self._prefilled += len(tokens) - 1
 
     def abort(self, keys: Iterable[int]) -> None:
         """Forget requests; what they had sampled was told before, or is lost (a step's worth under async scheduling)."""
         gone = [k for k in keys if k in self._open]
         self._open.difference_update(gone)
-        if gone:
-            self._requests.abort(gone)
+        if given := [k for k in gone if not self._admission.drop(k)]:
+            self._requests.abort(given)
 
     def busy(self) -> bool:
         return bool(self._open)
 
     def step(self) -> list[Row]:
-        """One step of the scheduler; under async scheduling it may tell nothing yet."""
+        """One step of the scheduler, with those let in whose time has come; under async scheduling it may tell nothing yet."""
+        for request in self._admission.take(self._given()):
+            self._requests.add(request.key, request.tokens, request.max_tokens, self._salt)
+            self._prefilled += len(request.tokens) - 1
+        running, began = self._given(), time.perf_counter()
+        rows = self._step()
+        self._admission.stepped(time.perf_counter() - began, running)
+        return rows
+
+    def _given(self) -> int:
+        """Requests that the scheduler has."""
+        return len(self._open) - len(self._admission)
+
+    def _step(self) -> list[Row]:
         rows = [row for row in self._requests.step() if row[0] in self._open]
         self._open.difference_update(key for key, _, _, finished in rows if finished)
         return rows
@@ -126,6 +140,7 @@ class VllmCore:
         return self._change(ref, lay_in, keep=keep)
 
     def _change(self, ref: Message, lay_in: Callable[[], None], *, keep: bool) -> list[Row]:
+        self._admission.forget_cycle()
         rows = self._drain()
         if not keep:
             self.abort(tuple(self._open))
@@ -189,7 +204,7 @@ class VllmCore:
                 return rows
             if not queue and self._paused():
                 return rows
-            rows += self.step()
+            rows += self._step()
         raise RuntimeError(f"steps are still under way after {DRAIN_STEPS} more")
 
     def _open_in_scheduler(self) -> bool:
