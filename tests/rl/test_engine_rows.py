@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.rl.engine.held import Held
-from runtime.rl.engine.vllm_host.rows import Row, pack_rows, unpack_rows
+from runtime.rl.engine.vllm_host.rows import Request, Row, pack_requests, pack_rows, unpack_requests, unpack_rows
 from runtime.rl.types import Append, Lease, SampleId
 
 PAIRS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(allow_nan=False, max_value=0.0)), max_size=3)
@@ -24,6 +24,16 @@ def test_rows_arrive_as_they_were(given_rows: list[tuple[int, list[tuple[int, fl
     packed = pack_rows(rows)
     back = list(unpack_rows(json.loads(json.dumps(packed))))
     assert back == [(key, tuple(tokens), tuple(logprobs), ended) for key, tokens, logprobs, ended in rows]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 2**53), st.lists(st.integers(0, 2**31 - 1), max_size=5), st.integers(1, 9999)),
+        max_size=9,
+    )
+)
+def test_requests_arrive_as_they_were(requests: list[Request]) -> None:
+    assert list(unpack_requests(json.loads(json.dumps(pack_requests(requests))))) == requests
 
 
 def test_a_step_of_one_token_a_sample_by_hand() -> None:

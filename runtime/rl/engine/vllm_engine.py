@@ -16,7 +16,7 @@ from runtime.errors import WeightsError
 from runtime.rl.engine.fit import UpdateFigures
 from runtime.rl.engine.held import Held
 from runtime.rl.engine.spec import VllmSpec, vllm_capabilities
-from runtime.rl.engine.vllm_host.rows import unpack_rows
+from runtime.rl.engine.vllm_host.rows import Request, pack_requests, unpack_rows
 from runtime.rl.engine.vllm_host.wire import Message
 from runtime.rl.engine.vllm_process import ENGINE, EngineProcess
 from runtime.rl.protocols import EngineCapabilities
@@ -211,7 +211,7 @@ class VllmEngine:
     def _submit(self, version: int) -> tuple[Append, ...]:
         """Give the process what it does not have; those that arrive ended are told so, with no tokens."""
         ended: list[Append] = []
-        requests: list[tuple[int, list[int], int]] = []
+        requests: list[Request] = []
         while self._unsent:
             held = self._unsent.popleft()
             reason = held.finish(self.spec.eos_ids)
@@ -223,7 +223,7 @@ class VllmEngine:
             self._numbers[held.sample], self._by_number[number] = number, held
             requests.append((number, held.tokens, held.limit - len(held.tokens)))
         if requests:
-            self._process.send({"kind": "add", "requests": requests})
+            self._process.send({"kind": "add", "requests": pack_requests(requests)})
         return tuple(ended)
 
     def _grant(self) -> None:

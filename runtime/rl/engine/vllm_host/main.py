@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from runtime.errors import RunError, WeightsError
 from runtime.rl.engine.vllm_host.environment import prepare
-from runtime.rl.engine.vllm_host.rows import Row, pack_rows
+from runtime.rl.engine.vllm_host.rows import Row, pack_rows, unpack_requests
 from runtime.rl.engine.vllm_host.warden import dies_with_parent
 from runtime.rl.engine.vllm_host.wire import Closed, Line, Message
 
@@ -61,7 +61,7 @@ def _obey(line: Line, core: Core, message: Message) -> None:
     """Everything but steps."""
     match message["kind"]:
         case "add":
-            for key, tokens, max_tokens in message["requests"]:
+            for key, tokens, max_tokens in unpack_requests(message["requests"]):
                 core.add(key, tokens, max_tokens)
         case "abort":
             core.abort(message["keys"])

@@ -1,4 +1,4 @@
-"""What the engine sampled, on its way to the replica: by columns, numbers packed as bytes. Pure.
+"""Requests on their way to the engine's process and what it sampled on its way back: numbers packed as bytes. Pure.
 
 A step of hundreds of samples comes a hundred times a second. As a JSON list a row it costs both sides more than everything
 else they do with a token; most of that is writing and reading floats, which here stay bits (so they arrive exact).
@@ -18,6 +18,26 @@ Row = tuple[int, list[int], list[float], bool]
 
 Taken = tuple[int, tuple[int, ...], tuple[float, ...], bool]
 """A row as it arrives."""
+
+Request = tuple[int, list[int], int]
+"""(key, tokens to continue, most new tokens)"""
+
+
+def pack_requests(requests: Sequence[Request]) -> Message:
+    """JSON values: by columns, the tokens of all requests in one (base64)."""
+    tokens = list(chain.from_iterable(request[1] for request in requests))
+    return {
+        "keys": [request[0] for request in requests],
+        "counts": [len(request[1]) for request in requests],
+        "tokens": b64encode(pack_tokens(tokens)).decode(),
+        "most": [request[2] for request in requests],
+    }
+
+
+def unpack_requests(packed: Message) -> Iterator[Request]:
+    """The inverse of `pack_requests`."""
+    tokens = unpack_tokens(b64decode(packed["tokens"]))
+    return zip(packed["keys"], map(list, _pieces(tokens, packed["counts"])), packed["most"], strict=True)
 
 
 def pack_rows(rows: Sequence[Row]) -> Message:
