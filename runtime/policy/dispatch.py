@@ -16,6 +16,7 @@ KV_HIGH_WATER = 0.9  # beyond this share of the KV cache nothing is added
 FIRST_SHARE = 4  # a new replica begins with slots / FIRST_SHARE samples
 FORGET = 0.8  # weight of the past in the speed model, per observation
 WINDOW = 4  # candidates looked at per sample granted
+SIGMAS = 2.0  # of how many samples end in a time: work ahead covers so many deviations more than the mean
 SLACK = 1.1  # how much later than the others a replica may finish: measured speeds are noisy
 
 
@@ -90,6 +91,17 @@ class ReplicaLoad:
         """Predicted rate with every allowed slot busy; 0 when nothing is known."""
         n = max(1, min(self.slots, self.cap()))
         return n / self.speed.tau_s(n) if self.speed.known else 0.0
+
+
+def ahead(slots: int, tokens_per_s: float, turn_s: float, mean_tokens: float) -> int:
+    """Samples a replica may hold beyond its slots: as many as end while one exchange and its answer are on their way.
+
+    With samples of `mean_tokens` tokens that began at different times, ends come as a Poisson process: in `turn_s` seconds
+    n = tokens_per_s turn_s / mean_tokens of them on average, and no more than n + 2 sqrt(n) in 98 of 100. Never more than
+    `slots`: what waits is to begin within the life of one sample.
+    """
+    n = tokens_per_s * turn_s / max(1.0, mean_tokens)
+    return min(slots, math.ceil(n + SIGMAS * math.sqrt(n)))
 
 
 def first_ramp(slots: int) -> int:

@@ -1,12 +1,13 @@
 """What a replica and flow say to each other, from the replica's side: the journal's tail, and numbered exchanges.
 
-At most two exchanges are unacknowledged. One that did not get through is sent again, same number and content, before any
+At most two exchanges are unacknowledged; what is decoded meanwhile gathers, up to `tail_tokens` a sample. One that did not get through is sent again, same number and content, before any
 later one. If the later one had overtaken it, flow acknowledged neither, and both are sent again in order.
 
 Silence and a ledger that cannot write are waited out. A flow that fails on what it is sent will fail on it again: after
 `MAX_FAILED` times in a row the replica ends, its leases lapse, and what it held is tried elsewhere or given up.
 """
 
+import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from runtime.rl.types import Append, ExchangeReply, ExchangeRequest, SampleId
 
 MAX_UNACKNOWLEDGED = 2
 MAX_FAILED = 5
+TURNS = 8  # exchanges that say how long one takes: the median, so that an outage says nothing
 
 
 class PendingReply(Protocol):
@@ -44,6 +46,7 @@ class LoopTiming:
     """When a replica speaks to flow."""
 
     flush_tokens: int = 32  # unflushed tokens of one sample
+    tail_tokens: int = 64  # unflushed tokens of one sample at which decoding stops while two exchanges are unacknowledged
     flush_s: float = 0.25  # between flushes of everything
     finished_flush_s: float = 0.1  # between flushes of finished samples, which wait to be replaced
     idle_s: float = 0.1  # between pleas for work; also the longest rest
@@ -150,6 +153,7 @@ class _Flight:
     """An unacknowledged exchange; `pending` is None while it waits to be sent (again)."""
 
     request: ExchangeRequest
+    since: float  # when the one before was sent: what ended in between, this one tells
     pending: PendingReply | None = None
     sent_at: float = 0.0
 
@@ -166,6 +170,7 @@ class Exchanges:
         self._failed_on = 0  # times in a row that flow failed on what it was sent
         self.sent_at = float("-inf")
         self.reply_at: float | None = None
+        self._turns: deque[float] = deque(maxlen=TURNS)
 
     @property
     def unacknowledged(self) -> int:
@@ -176,15 +181,21 @@ class Exchanges:
         """Number of the next exchange, from 1."""
         return self._seq + 1
 
+    @property
+    def turn_s(self) -> float | None:
+        """Seconds in which samples end whose successors have not come: from one exchange to the answer of the next, as the
+        last ones went. None before the first."""
+        return statistics.median(self._turns) if self._turns else None
+
     def may_send(self) -> bool:
         """A new one: not before those that failed, and at most two."""
         return len(self._flights) < MAX_UNACKNOWLEDGED and all(f.pending is not None for f in self._flights)
 
     def send(self, request: ExchangeRequest) -> None:
         """Send the exchange numbered `next_seq`."""
-        self._seq = request.seq
-        self.sent_at = self._clock()
-        self._flights.append(_Flight(request))
+        now = self._clock()
+        self._flights.append(_Flight(request, since=self.sent_at if self._seq else now))
+        self._seq, self.sent_at = request.seq, now
         self._dispatch(self._flights[-1])
 
     def repeat(self) -> None:
@@ -223,6 +234,7 @@ class Exchanges:
                 yield reply, False
                 return
             self._flights.popleft()
+            self._turns.append(self.reply_at - flight.since)
             self._failures = 0
             if self._flights and self._flights[0].pending is None:
                 self._dispatch(self._flights[0])

@@ -1,7 +1,9 @@
 """The life of a rollout replica: decode, flush what was decoded, take work, weights and orders from flow.
 
-Flow is asked, never told. When two exchanges are unacknowledged decoding stops: what a crash can lose stays below two
-flushes, and a replica that cannot reach flow holds a bounded tail.
+Flow is asked, never told. While two exchanges are unacknowledged decoding goes on until a sample has `tail_tokens` that flow was
+not sent: what a crash can lose stays below two flushes and that tail, and a replica that cannot reach flow comes to rest. The tail
+costs no promise: nothing of it is durable before an answer says so, its lease and epoch are checked when it arrives, and a token
+keeps the version it was made with.
 """
 
 import os
@@ -219,8 +221,11 @@ class ReplicaLoop:
         return (
             self._order == "serve"
             and self._engine.version is not None
-            and self._exchanges.unacknowledged < MAX_UNACKNOWLEDGED
             and bool(self._engine.held())
+            and (
+                self._exchanges.unacknowledged < MAX_UNACKNOWLEDGED
+                or self._unflushed.longest < self._timing.tail_tokens
+            )
         )
 
     def _decode(self) -> bool:
@@ -281,6 +286,7 @@ class ReplicaLoop:
             digest=None if leaving else self._engine.digest,
             stats=self._stats(),
             pid=os.getpid(),
+            turn_s=self._exchanges.turn_s,
         )
         self._released.clear()
         self._urgent = False
