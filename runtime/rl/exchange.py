@@ -1,7 +1,8 @@
 """What a replica and flow say to each other, from the replica's side: the journal's tail, and numbered exchanges.
 
-At most two exchanges are unacknowledged; what is decoded meanwhile gathers, up to `tail_tokens` a sample. One that did not get through is sent again, same number and content, before any
-later one. If the later one had overtaken it, flow acknowledged neither, and both are sent again in order.
+At most two exchanges are unacknowledged. What is decoded meanwhile gathers, up to `tail_tokens` a sample. One that did not get
+through is sent again, same number and content, before any later one. If the later one had overtaken it, flow acknowledged
+neither, and both are sent again in order.
 
 Silence and a ledger that cannot write are waited out. A flow that fails on what it is sent will fail on it again: after
 `MAX_FAILED` times in a row the replica ends, its leases lapse, and what it held is tried elsewhere or given up.
@@ -46,7 +47,7 @@ class LoopTiming:
     """When a replica speaks to flow."""
 
     flush_tokens: int = 32  # unflushed tokens of one sample
-    tail_tokens: int = 64  # unflushed tokens of one sample at which decoding stops while two exchanges are unacknowledged
+    tail_tokens: int = 64  # the same, at which decoding stops while nothing may be sent
     flush_s: float = 0.25  # between flushes of everything
     finished_flush_s: float = 0.1  # between flushes of finished samples, which wait to be replaced
     idle_s: float = 0.1  # between pleas for work; also the longest rest
