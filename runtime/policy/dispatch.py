@@ -120,9 +120,10 @@ def next_ramp(load: ReplicaLoad, *, progressed: bool) -> int:
 def grant(replica: ReplicaLoad, others: Sequence[ReplicaLoad], *, waiting: int) -> int:
     """How many of `waiting` samples `replica` takes now. `others`: the other replicas that could take them.
 
-    All samples are taken to need the same number of tokens, so step times decide.
+    All samples are taken to need the same number of tokens, so step times decide. Work ahead of its slots comes after the
+    others' free slots.
     """
-    room = min(replica.cap() - replica.leased, waiting)
+    room = min(replica.cap() - replica.leased, waiting, _begun(replica) + _ahead_share(replica, others, waiting))
     known = [o for o in others if o.speed.known]
     if room <= 0:
         return 0
@@ -136,6 +137,21 @@ def grant(replica: ReplicaLoad, others: Sequence[ReplicaLoad], *, waiting: int) 
             break
         granted += 1
     return granted
+
+
+def _begun(load: ReplicaLoad) -> int:
+    """Samples it could begin at once."""
+    return max(0, min(load.slots, load.cap()) - load.leased)
+
+
+def _ahead_share(replica: ReplicaLoad, others: Sequence[ReplicaLoad], waiting: int) -> int:
+    """What it may take ahead of what waits: its share, by speed where all are measured, of what is left over when every free
+    slot has got something. One that asks first does not store what another could begin sooner."""
+    left = waiting - _begun(replica) - sum(_begun(o) for o in others)
+    if left <= 0:
+        return 0
+    rates = [o.tokens_per_s() for o in (replica, *others)]
+    return math.ceil(left * (rates[0] / sum(rates) if all(rates) else 1 / len(rates)))
 
 
 class _Others:
