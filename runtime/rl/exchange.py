@@ -192,6 +192,10 @@ class Exchanges:
         """A new one: not before those that failed, and at most two."""
         return len(self._flights) < MAX_UNACKNOWLEDGED and all(f.pending is not None for f in self._flights)
 
+    def is_last(self) -> bool:
+        """Whether after a new one no other may be sent before an answer."""
+        return len(self._flights) == MAX_UNACKNOWLEDGED - 1
+
     def send(self, request: ExchangeRequest) -> None:
         """Send the exchange numbered `next_seq`."""
         now = self._clock()

@@ -269,7 +269,7 @@ class ReplicaLoop:
 
     def _send(self) -> bool:
         leaving = self._order == "stop"  # without weights a replica is given no more work
-        if self._all_due():
+        if self._all_due() or self._exchanges.is_last():  # with answers so slow the next may have to wait
             appends, self._flushed_at = self._unflushed.take(), self._clock()
         else:
             appends = self._unflushed.take_finished()
