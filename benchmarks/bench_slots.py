@@ -130,7 +130,11 @@ class Engine:
         slots = self._case.slots
         running = min(slots, len(self._held))
         return EngineStats(
-            running=running, waiting=len(self._held) - running, slots=slots, decoded_tokens=self.decoded, kv_used_share=0.2
+            running=running,
+            waiting=len(self._held) - running,
+            slots=slots,
+            decoded_tokens=self.decoded,
+            kv_used_share=0.2,
         )
 
 

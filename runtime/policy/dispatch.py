@@ -93,14 +93,14 @@ class ReplicaLoad:
         return n / self.speed.tau_s(n) if self.speed.known else 0.0
 
 
-def ahead(slots: int, tokens_per_s: float, turn_s: float, mean_tokens: float) -> int:
+def ahead(slots: int, tokens_per_s: float, refill_s: float, mean_tokens: float) -> int:
     """Samples a replica may hold beyond its slots: as many as end while one exchange and its answer are on their way.
 
-    With samples of `mean_tokens` tokens that began at different times, ends come as a Poisson process: in `turn_s` seconds
-    n = tokens_per_s turn_s / mean_tokens of them on average, and no more than n + 2 sqrt(n) in 98 of 100. Never more than
+    With samples of `mean_tokens` tokens that began at different times, ends come as a Poisson process: in `refill_s` seconds
+    n = tokens_per_s refill_s / mean_tokens of them on average, and no more than n + 2 sqrt(n) in at least 95 of 100. Never more than
     `slots`: what waits is to begin within the life of one sample.
     """
-    n = tokens_per_s * turn_s / max(1.0, mean_tokens)
+    n = tokens_per_s * refill_s / max(1.0, mean_tokens)
     return min(slots, math.ceil(n + SIGMAS * math.sqrt(n)))
 
 

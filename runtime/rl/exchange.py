@@ -20,7 +20,7 @@ from runtime.rl.types import Append, ExchangeReply, ExchangeRequest, SampleId
 
 MAX_UNACKNOWLEDGED = 2
 MAX_FAILED = 5
-TURNS = 8  # exchanges that say how long one takes: the median, so that an outage says nothing
+REFILLS = 8  # exchanges that say how long one takes: the median, so that an outage says nothing
 
 
 class PendingReply(Protocol):
@@ -171,7 +171,7 @@ class Exchanges:
         self._failed_on = 0  # times in a row that flow failed on what it was sent
         self.sent_at = float("-inf")
         self.reply_at: float | None = None
-        self._turns: deque[float] = deque(maxlen=TURNS)
+        self._refills: deque[float] = deque(maxlen=REFILLS)
 
     @property
     def unacknowledged(self) -> int:
@@ -183,10 +183,10 @@ class Exchanges:
         return self._seq + 1
 
     @property
-    def turn_s(self) -> float | None:
+    def refill_s(self) -> float | None:
         """Seconds in which samples end whose successors have not come: from one exchange to the answer of the next, as the
         last ones went. None before the first."""
-        return statistics.median(self._turns) if self._turns else None
+        return statistics.median(self._refills) if self._refills else None
 
     def may_send(self) -> bool:
         """A new one: not before those that failed, and at most two."""
@@ -239,7 +239,7 @@ class Exchanges:
                 yield reply, False
                 return
             self._flights.popleft()
-            self._turns.append(self.reply_at - flight.since)
+            self._refills.append(self.reply_at - flight.since)
             self._failures = 0
             if self._flights and self._flights[0].pending is None:
                 self._dispatch(self._flights[0])

@@ -283,7 +283,7 @@ class ReplicaLoop:
             digest=None if leaving else self._engine.digest,
             stats=self._stats(),
             pid=os.getpid(),
-            turn_s=self._exchanges.turn_s,
+            refill_s=self._exchanges.refill_s,
         )
         self._released.clear()
         self._urgent = False

@@ -131,7 +131,7 @@ class ExchangeRequest:
     digest: str | None = None
     stats: EngineStats = EngineStats()
     pid: int = 0
-    turn_s: float | None = None  # from an exchange to the answer of the next, lately; None: not known yet
+    refill_s: float | None = None  # from an exchange to the answer of the next, lately; None: not known yet
 
 
 ReplicaOrder = Literal["serve", "drain", "stop"]

@@ -161,7 +161,7 @@ def test_a_new_replica_begins_slowly_and_grows_only_while_it_is_measured() -> No
     assert next_ramp(replace(seen, leased=16, ramp=16), progressed=True) == 16
 
 
-def test_work_ahead_is_what_ends_during_a_turn() -> None:
+def test_work_ahead_is_what_ends_until_a_refill() -> None:
     """40,000 tokens/s, 300 ms, 120 tokens a sample: 100 end on average, and 2 sqrt(100) more now and then. At 10 ms: 3.33,
     3.65 more. Never more than there are slots; none where nothing is decoded."""
     assert ahead(256, 40_000.0, 0.3, 120.0) == 120
@@ -171,8 +171,8 @@ def test_work_ahead_is_what_ends_during_a_turn() -> None:
 
 
 @given(mean=st.floats(0.5, 200.0))
-def test_work_ahead_lasts_in_most_turns(mean: float) -> None:
-    """Against the Poisson distribution itself: more ends than there is ahead in at most 1 turn of 20."""
+def test_work_ahead_nearly_always_lasts(mean: float) -> None:
+    """Against the Poisson distribution itself: more ends than there is ahead in at most 1 of 20 times."""
     covered, at = 0.0, math.exp(-mean)
     for k in range(ahead(10_000, mean, 1.0, 1.0) + 1):
         covered += at

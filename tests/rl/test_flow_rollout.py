@@ -66,8 +66,8 @@ def test_new_replicas_begin_slowly(desk: Desk) -> None:
     assert len(desk.serve()) == SLOTS // 4
 
 
-@pytest.mark.parametrize(("turn_s", "held"), [(0.0, 16), (0.01875, 16 + 3), (0.075, 16 + 8), (None, 16 + 16)])
-def test_work_ahead_follows_how_long_an_exchange_takes(tmp_path: Path, turn_s: float | None, held: int) -> None:
+@pytest.mark.parametrize(("refill_s", "held"), [(0.0, 16), (0.01875, 16 + 3), (0.075, 16 + 8), (None, 16 + 16)])
+def test_work_ahead_follows_how_long_an_exchange_takes(tmp_path: Path, refill_s: float | None, held: int) -> None:
     """Two samples at 20 tokens/s are 0.1 s a step, so 160 tokens/s with all 16 slots, and a sample is expected to have 3 tokens:
     1 ends in 19 ms, 4 in 75 ms, and twice the root of that may come on top. Not told: 300 ms, which is more than the slots."""
     desk = Desk(tmp_path, eta=30)
@@ -76,7 +76,7 @@ def test_work_ahead_follows_how_long_an_exchange_takes(tmp_path: Path, turn_s: f
     for _ in range(4):
         appends = tuple(piece(lease, [5], 0, start=at) for lease, at in leases.items())
         leases = {lease: at + 1 for lease, at in leases.items()}
-        leases |= dict.fromkeys(desk.exchange(appends=appends, turn_s=turn_s).leases, 0)
+        leases |= dict.fromkeys(desk.exchange(appends=appends, refill_s=refill_s).leases, 0)
     assert len(leases) == held
 
 

@@ -147,17 +147,17 @@ def test_with_flow_gone_decoding_ends_with_the_tail() -> None:
     assert (level.unacknowledged, level.held, level.unflushed_tokens) == (1, 3, 3 * 20)
 
 
-def test_a_turn_is_from_one_exchange_to_the_answer_of_the_next() -> None:
+def test_a_refill_takes_from_one_exchange_to_the_answer_of_the_next() -> None:
     """Idle: an exchange every 100 ms, answered after 5 ms, so what ended right after one has its successor after 105 ms. An
     outage of seconds does not change the median of the last eight."""
     world = World()
-    assert world.loop._exchanges.turn_s is None
+    assert world.loop._exchanges.refill_s is None
     world.run(5.0)
-    assert world.desk.requests[0].turn_s is None
-    assert world.desk.requests[-1].turn_s == pytest.approx(0.105)
+    assert world.desk.requests[0].refill_s is None
+    assert world.desk.requests[-1].refill_s == pytest.approx(0.105)
     world.line.fates = ["down"] * 6
     world.run(20.0)
-    assert world.desk.requests[-1].turn_s == pytest.approx(0.105)
+    assert world.desk.requests[-1].refill_s == pytest.approx(0.105)
 
 
 def test_retries_wait_longer_and_longer() -> None:
