@@ -16,6 +16,7 @@ KV_HIGH_WATER = 0.9  # beyond this share of the KV cache nothing is added
 FIRST_SHARE = 4  # a new replica begins with slots / FIRST_SHARE samples
 FORGET = 0.8  # weight of the past in the speed model, per observation
 WINDOW = 4  # candidates looked at per sample granted
+IDLE_SHARE = 0.01  # of a replica's slots: for fewer that stand empty nothing is sent ahead
 SIGMAS = 2.0  # of how many samples end in a time: work ahead covers so many deviations more than the mean
 SLACK = 1.1  # how much later than the others a replica may finish: measured speeds are noisy
 
@@ -98,9 +99,12 @@ def ahead(slots: int, tokens_per_s: float, refill_s: float, mean_tokens: float) 
 
     With samples of `mean_tokens` tokens that began at different times, ends come as a Poisson process: in `refill_s` seconds
     n = tokens_per_s refill_s / mean_tokens of them on average, and no more than n + 2 sqrt(n) in at least 95 of 100. Never more than
-    `slots`: what waits is to begin within the life of one sample.
+    `slots`: what waits is to begin within the life of one sample. None where the slots that stand empty for want of it are fewer than
+    1 in 100: samples live longer than a hundred refills then, and what waits might wait as long.
     """
     n = tokens_per_s * refill_s / max(1.0, mean_tokens)
+    if n < IDLE_SHARE * slots:
+        return 0
     return min(slots, math.ceil(n + SIGMAS * math.sqrt(n)))
 
 
