@@ -57,6 +57,7 @@ def hexctl_seconds(shape: str, given: argparse.Namespace, *, direct: bool = True
         threads=given.threads,
         eager=given.device == "cpu",
         direct=direct,
+        ahead=given.ahead,
     )
     began = time.perf_counter()
     engine = VllmEngine(spec)
@@ -160,7 +161,7 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
 
 def _child(engine: str, shape: str, given: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.bench_generation", "--one", engine, "--shapes", shape]
-    for name in ("device", "dtype", "prompt", "tokens", "repeats", "share", "threads"):
+    for name in ("device", "dtype", "prompt", "tokens", "repeats", "share", "threads", "ahead"):
         command += [f"--{name}", str(getattr(given, name))]
     command += ["--sequences", *map(str, given.sequences)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=given.deadline, check=False)
@@ -183,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--share", type=float, default=0.85, help="of the card's memory")
     parser.add_argument("--threads", type=int, default=2, help="of a CPU")
+    parser.add_argument("--ahead", type=int, default=2, help="steps hexctl's engine may be ahead of the replica")
     parser.add_argument("--deadline", type=float, default=900.0, help="seconds for one engine and shape")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--one", choices=list(ENGINES), help=argparse.SUPPRESS)

@@ -16,6 +16,8 @@ KV_HIGH_WATER = 0.9  # beyond this share of the KV cache nothing is added
 FIRST_SHARE = 4  # a new replica begins with slots / FIRST_SHARE samples
 FORGET = 0.8  # weight of the past in the speed model, per observation
 WINDOW = 4  # candidates looked at per sample granted
+IDLE_SHARE = 0.01  # of a replica's slots: for fewer that stand empty nothing is sent ahead
+SIGMAS = 2.0  # of how many samples end in a time: work ahead covers so many deviations more than the mean
 SLACK = 1.1  # how much later than the others a replica may finish: measured speeds are noisy
 
 
@@ -92,6 +94,20 @@ class ReplicaLoad:
         return n / self.speed.tau_s(n) if self.speed.known else 0.0
 
 
+def ahead(slots: int, tokens_per_s: float, refill_s: float, mean_tokens: float) -> int:
+    """Samples a replica may hold beyond its slots: as many as end while one exchange and its answer are on their way.
+
+    With samples of `mean_tokens` tokens that began at different times, ends come as a Poisson process: in `refill_s` seconds
+    n = tokens_per_s refill_s / mean_tokens of them on average, and no more than n + 2 sqrt(n) in at least 95 of 100. Never more than
+    `slots`: what waits is to begin within the life of one sample. None where the slots that stand empty for want of it are fewer than
+    1 in 100: samples live longer than a hundred refills then, and what waits might wait as long.
+    """
+    n = tokens_per_s * refill_s / max(1.0, mean_tokens)
+    if n < IDLE_SHARE * slots:
+        return 0
+    return min(slots, math.ceil(n + SIGMAS * math.sqrt(n)))
+
+
 def first_ramp(slots: int) -> int:
     """How many samples a replica may hold before it has shown its speed."""
     return max(1, math.ceil(slots / FIRST_SHARE))
@@ -108,9 +124,10 @@ def next_ramp(load: ReplicaLoad, *, progressed: bool) -> int:
 def grant(replica: ReplicaLoad, others: Sequence[ReplicaLoad], *, waiting: int) -> int:
     """How many of `waiting` samples `replica` takes now. `others`: the other replicas that could take them.
 
-    All samples are taken to need the same number of tokens, so step times decide.
+    All samples are taken to need the same number of tokens, so step times decide. Work ahead of its slots comes after the
+    others' free slots.
     """
-    room = min(replica.cap() - replica.leased, waiting)
+    room = min(replica.cap() - replica.leased, waiting, _begun(replica) + _ahead_share(replica, others, waiting))
     known = [o for o in others if o.speed.known]
     if room <= 0:
         return 0
@@ -124,6 +141,21 @@ def grant(replica: ReplicaLoad, others: Sequence[ReplicaLoad], *, waiting: int) 
             break
         granted += 1
     return granted
+
+
+def _begun(load: ReplicaLoad) -> int:
+    """Samples it could begin at once."""
+    return max(0, min(load.slots, load.cap()) - load.leased)
+
+
+def _ahead_share(replica: ReplicaLoad, others: Sequence[ReplicaLoad], waiting: int) -> int:
+    """What it may take ahead of what waits: its share, by speed where all are measured, of what is left over when every free
+    slot has got something. One that asks first does not store what another could begin sooner."""
+    left = waiting - _begun(replica) - sum(_begun(o) for o in others)
+    if left <= 0:
+        return 0
+    rates = [o.tokens_per_s() for o in (replica, *others)]
+    return math.ceil(left * (rates[0] / sum(rates) if all(rates) else 1 / len(rates)))
 
 
 class _Others:

@@ -1,23 +1,26 @@
 """What a replica and flow say to each other, from the replica's side: the journal's tail, and numbered exchanges.
 
-At most two exchanges are unacknowledged. One that did not get through is sent again, same number and content, before any
-later one. If the later one had overtaken it, flow acknowledged neither, and both are sent again in order.
+At most two exchanges are unacknowledged. What is decoded meanwhile gathers, up to `tail_tokens` a sample. One that did not get
+through is sent again, same number and content, before any later one. If the later one had overtaken it, flow acknowledged
+neither, and both are sent again in order.
 
 Silence and a ledger that cannot write are waited out. A flow that fails on what it is sent will fail on it again: after
 `MAX_FAILED` times in a row the replica ends, its leases lapse, and what it held is tried elsewhere or given up.
 """
 
+import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from planner.record import record, replace
+from planner.record import record
 from runtime.errors import LedgerError, RunError, UnreachableError
 from runtime.rl.types import Append, ExchangeReply, ExchangeRequest, SampleId
 
 MAX_UNACKNOWLEDGED = 2
 MAX_FAILED = 5
+REFILLS = 8  # exchanges that say how long one takes: the median, so that an outage says nothing
 
 
 class PendingReply(Protocol):
@@ -44,6 +47,7 @@ class LoopTiming:
     """When a replica speaks to flow."""
 
     flush_tokens: int = 32  # unflushed tokens of one sample
+    tail_tokens: int = 64  # the same, at which decoding stops while nothing may be sent
     flush_s: float = 0.25  # between flushes of everything
     finished_flush_s: float = 0.1  # between flushes of finished samples, which wait to be replaced
     idle_s: float = 0.1  # between pleas for work; also the longest rest
@@ -54,55 +58,95 @@ class LoopTiming:
     goodbye_s: float = 5.0  # for the last flush after a stop
 
 
+class _Segment:
+    """Tokens of one sample, lease and version that go on growing: an append to be."""
+
+    __slots__ = ("epoch", "finished", "logprobs", "start", "tokens", "version")
+
+    def __init__(self, append: Append) -> None:
+        self.epoch, self.start, self.version, self.finished = (
+            append.epoch,
+            append.start,
+            append.version,
+            append.finished,
+        )
+        self.tokens, self.logprobs = list(append.tokens), list(append.logprobs)
+
+    def told(self, sample: SampleId) -> Append:
+        """As flow is sent it."""
+        return Append(
+            sample, self.epoch, self.start, tuple(self.tokens), tuple(self.logprobs), self.version, self.finished
+        )
+
+
+class _Tail:
+    """What is unflushed of one sample; `last` is the segment that grows."""
+
+    __slots__ = ("last", "segments", "tokens")
+
+    def __init__(self, first: _Segment) -> None:
+        self.segments, self.last = [first], first
+        self.tokens = len(first.tokens)
+
+
 class Unflushed:
-    """Decoded tokens that flow has not been sent yet: per sample, one append for each run of equal versions."""
+    """Decoded tokens that flow has not been sent yet: per sample, one append for each run of equal versions.
+
+    Every token of a run passes `add`: it takes constant time, whatever has gathered.
+    """
 
     def __init__(self) -> None:
-        self._appends: dict[SampleId, list[Append]] = {}
+        self._tails: dict[SampleId, _Tail] = {}
         self.tokens = 0
         self.longest = 0  # tokens of the sample with most
         self.finished = 0  # samples
 
     def add(self, append: Append) -> None:
         """Join `append` to the last of its sample where version and lease are the same."""
-        appends = self._appends.setdefault(append.sample, [])
-        last = appends[-1] if appends else None
-        if last is not None and (last.epoch, last.version) == (append.epoch, append.version):
-            appends[-1] = replace(
-                last,
-                tokens=last.tokens + append.tokens,
-                logprobs=last.logprobs + append.logprobs,
-                finished=append.finished,
-            )
+        sample, epoch, _, tokens, logprobs, version, finished = append
+        count = len(tokens)
+        tail = self._tails.get(sample)
+        if tail is None:
+            tail = self._tails[sample] = _Tail(_Segment(append))
         else:
-            appends.append(append)
-        self.tokens += len(append.tokens)
-        self.longest = max(self.longest, sum(len(a.tokens) for a in appends))
-        self.finished += append.finished is not None
+            last = tail.last
+            if last.version == version and last.epoch == epoch:
+                last.tokens += tokens
+                last.logprobs += logprobs
+                last.finished = finished
+            else:
+                tail.last = _Segment(append)
+                tail.segments.append(tail.last)
+            tail.tokens += count
+        self.tokens += count
+        self.longest = max(self.longest, tail.tokens)
+        if finished is not None:
+            self.finished += 1
 
     def drop(self, samples: Iterable[SampleId]) -> None:
         """Forget what was decoded for samples that are no longer ours."""
         for sample in samples:
-            for append in self._appends.pop(sample, ()):
-                self.tokens -= len(append.tokens)
-                self.finished -= append.finished is not None
-        self.longest = max((sum(len(a.tokens) for a in appends) for appends in self._appends.values()), default=0)
+            tail = self._tails.pop(sample, None)
+            if tail is not None:
+                self.tokens -= tail.tokens
+                self.finished -= sum(s.finished is not None for s in tail.segments)
+        self.longest = max((tail.tokens for tail in self._tails.values()), default=0)
 
     def take(self) -> tuple[Append, ...]:
         """Everything, and start anew."""
-        return self._taken(list(self._appends))
+        return self._taken(list(self._tails))
 
     def take_finished(self) -> tuple[Append, ...]:
         """All of the finished samples; what runs goes on gathering, so that the journal has few and long segments."""
-        return self._taken([s for s, appends in self._appends.items() if appends[-1].finished is not None])
+        return self._taken([s for s, tail in self._tails.items() if tail.last.finished is not None])
 
     def _taken(self, samples: list[SampleId]) -> tuple[Append, ...]:
-        appends = tuple(a for s in samples for a in self._appends[s])
+        appends = tuple(segment.told(s) for s in samples for segment in self._tails[s].segments)
         self.drop(samples)
         return appends
 
     def __bool__(self) -> bool:
-        return bool(self._appends)
+        return bool(self._tails)
 
 
 @dataclass(slots=True)
@@ -110,6 +154,7 @@ class _Flight:
     """An unacknowledged exchange; `pending` is None while it waits to be sent (again)."""
 
     request: ExchangeRequest
+    since: float  # when the one before was sent: what ended in between, this one tells
     pending: PendingReply | None = None
     sent_at: float = 0.0
 
@@ -126,6 +171,7 @@ class Exchanges:
         self._failed_on = 0  # times in a row that flow failed on what it was sent
         self.sent_at = float("-inf")
         self.reply_at: float | None = None
+        self._refills: deque[float] = deque(maxlen=REFILLS)
 
     @property
     def unacknowledged(self) -> int:
@@ -136,15 +182,25 @@ class Exchanges:
         """Number of the next exchange, from 1."""
         return self._seq + 1
 
+    @property
+    def refill_s(self) -> float | None:
+        """Seconds in which samples end whose successors have not come: from one exchange to the answer of the next, as the
+        last ones went. None before the first."""
+        return statistics.median(self._refills) if self._refills else None
+
     def may_send(self) -> bool:
         """A new one: not before those that failed, and at most two."""
         return len(self._flights) < MAX_UNACKNOWLEDGED and all(f.pending is not None for f in self._flights)
 
+    def is_last(self) -> bool:
+        """Whether after a new one no other may be sent before an answer."""
+        return len(self._flights) == MAX_UNACKNOWLEDGED - 1
+
     def send(self, request: ExchangeRequest) -> None:
         """Send the exchange numbered `next_seq`."""
-        self._seq = request.seq
-        self.sent_at = self._clock()
-        self._flights.append(_Flight(request))
+        now = self._clock()
+        self._flights.append(_Flight(request, since=self.sent_at if self._seq else now))
+        self._seq, self.sent_at = request.seq, now
         self._dispatch(self._flights[-1])
 
     def repeat(self) -> None:
@@ -183,6 +239,7 @@ class Exchanges:
                 yield reply, False
                 return
             self._flights.popleft()
+            self._refills.append(self.reply_at - flight.since)
             self._failures = 0
             if self._flights and self._flights[0].pending is None:
                 self._dispatch(self._flights[0])

@@ -1,7 +1,9 @@
 """The life of a rollout replica: decode, flush what was decoded, take work, weights and orders from flow.
 
-Flow is asked, never told. When two exchanges are unacknowledged decoding stops: what a crash can lose stays below two
-flushes, and a replica that cannot reach flow holds a bounded tail.
+Flow is asked, never told. While it may not be sent more (two exchanges are unacknowledged, or one is to be sent again) decoding
+goes on until a sample has `tail_tokens` that flow was not sent: what a crash can lose stays below two flushes and that tail, and
+a replica that cannot reach flow comes to rest. The tail costs no promise: nothing of it is durable before an answer says so, its
+lease and epoch are checked when it arrives, and a token keeps the version it was made with.
 """
 
 import os
@@ -14,7 +16,7 @@ from typing import Literal
 from planner.record import record, replace
 from runtime.errors import WeightsError
 from runtime.rl.counter import TokenCounter
-from runtime.rl.exchange import MAX_UNACKNOWLEDGED, Exchanges, FlowClient, LoopTiming, Unflushed
+from runtime.rl.exchange import Exchanges, FlowClient, LoopTiming, Unflushed
 from runtime.rl.pacing import Pacer, Pacing
 from runtime.rl.protocols import RolloutEngine, TakesDirect
 from runtime.rl.types import (
@@ -219,8 +221,8 @@ class ReplicaLoop:
         return (
             self._order == "serve"
             and self._engine.version is not None
-            and self._exchanges.unacknowledged < MAX_UNACKNOWLEDGED
             and bool(self._engine.held())
+            and (self._exchanges.may_send() or self._unflushed.longest < self._timing.tail_tokens)
         )
 
     def _decode(self) -> bool:
@@ -267,7 +269,7 @@ class ReplicaLoop:
 
     def _send(self) -> bool:
         leaving = self._order == "stop"  # without weights a replica is given no more work
-        if self._all_due():
+        if self._all_due() or self._exchanges.is_last():  # with answers so slow the next may have to wait
             appends, self._flushed_at = self._unflushed.take(), self._clock()
         else:
             appends = self._unflushed.take_finished()
@@ -281,6 +283,7 @@ class ReplicaLoop:
             digest=None if leaving else self._engine.digest,
             stats=self._stats(),
             pid=os.getpid(),
+            refill_s=self._exchanges.refill_s,
         )
         self._released.clear()
         self._urgent = False

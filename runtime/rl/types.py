@@ -77,9 +77,11 @@ class Lease:
         return _lease, (*self.sample, self.epoch, *packed, self.max_new_tokens)
 
 
-@record
-class Append:
-    """Response tokens [start, start + len(tokens)) of one sample, all sampled from logits of weights `version`."""
+class Append(NamedTuple):
+    """Response tokens [start, start + len(tokens)) of one sample, all sampled from logits of weights `version`.
+
+    A named tuple, not a record: one is made a token, and a frozen dataclass takes six times as long to make.
+    """
 
     sample: SampleId
     epoch: int
@@ -129,6 +131,7 @@ class ExchangeRequest:
     digest: str | None = None
     stats: EngineStats = EngineStats()
     pid: int = 0
+    refill_s: float | None = None  # from an exchange to the answer of the next, lately; None: not known yet
 
 
 ReplicaOrder = Literal["serve", "drain", "stop"]

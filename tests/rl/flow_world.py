@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from planner.record import replace
 from runtime.errors import RefusedError
 from runtime.policy.staleness import StalenessPolicy, StalePolicy
 from runtime.rl.flow import Flow, FlowFiles, FlowSettings
@@ -182,8 +181,8 @@ def merge(appends: Sequence[Append]) -> tuple[Append, ...]:
     for a in appends:
         key = (a.sample, a.epoch, a.version)
         old = merged.get(key)
-        merged[key] = a if old is None else replace(
-            old, tokens=old.tokens + a.tokens, logprobs=old.logprobs + a.logprobs, finished=a.finished
+        merged[key] = a if old is None else old._replace(
+            tokens=old.tokens + a.tokens, logprobs=old.logprobs + a.logprobs, finished=a.finished
         )  # fmt: skip
     return tuple(merged.values())
 

@@ -251,7 +251,7 @@ class World:
         timing: LoopTiming | None = None,
         pacing: KindPacing | None = None,
     ) -> None:
-        self.clock = VirtualClock()
+        self.clock, self.timing = VirtualClock(), timing or LoopTiming()
         self.engine = ToyEngine(self.clock, slots=slots, step_s=step_s)
         self.desk = Desk(work=work, slots=slots)
         self.line = Line(self.desk, self.clock, fates, then=then)
@@ -260,7 +260,7 @@ class World:
             self.line,
             replica="r0",
             epoch=1,
-            timing=timing,
+            timing=self.timing,
             pacing=pacing,
             clock=self.clock,
             wait=self.clock.wait,
@@ -268,10 +268,11 @@ class World:
 
     def run(self, until: float, *, finished: int | None = None) -> bool:
         """Turn until virtual time `until`, or until so many samples have finished; False when the replica has ended."""
-        turns = 0
+        turns, longest = 0, max(self.timing.flush_tokens, self.timing.tail_tokens)
         while self.clock.now < until and len(self.desk.finished) != finished:
             if not self.loop.tick():
                 return False
+            assert self.loop._unflushed.longest <= longest, "what a crash can lose is bounded, whatever the line does"
             turns += 1
             assert turns < 200 + 400 * until, "the loop spins"
         return True

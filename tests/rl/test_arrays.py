@@ -53,6 +53,7 @@ def test_values_with_tokens_cross_processes_as_they_were(sample, prompt, tokens,
     ):
         back = pickle.loads(pickle.dumps(value, protocol=5))
         assert back == value
+        assert type(back) is type(value)
         assert isinstance(back.sample, SampleId)
 
 

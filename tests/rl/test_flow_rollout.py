@@ -66,6 +66,20 @@ def test_new_replicas_begin_slowly(desk: Desk) -> None:
     assert len(desk.serve()) == SLOTS // 4
 
 
+@pytest.mark.parametrize(("refill_s", "held"), [(0.0, 16), (0.01875, 16 + 3), (0.075, 16 + 8), (None, 16 + 16)])
+def test_work_ahead_follows_how_long_an_exchange_takes(tmp_path: Path, refill_s: float | None, held: int) -> None:
+    """Two samples at 20 tokens/s are 0.1 s a step, so 160 tokens/s with all 16 slots, and a sample is expected to have 3 tokens:
+    1 ends in 19 ms, 4 in 75 ms, and twice the root of that may come on top. Not told: 300 ms, which is more than the slots."""
+    desk = Desk(tmp_path, eta=30)
+    desk.start()
+    leases = dict.fromkeys(desk.serve(), 0)
+    for _ in range(4):
+        appends = tuple(piece(lease, [5], 0, start=at) for lease, at in leases.items())
+        leases = {lease: at + 1 for lease, at in leases.items()}
+        leases |= dict.fromkeys(desk.exchange(appends=appends, refill_s=refill_s).leases, 0)
+    assert len(leases) == held
+
+
 def test_a_stopped_drained_or_superseded_replica_gets_nothing_and_is_told_so(desk: Desk) -> None:
     desk.start()
     leases = desk.serve()
@@ -269,7 +283,7 @@ def test_a_full_disk_acknowledges_nothing_and_the_same_flush_goes_through_later(
     ledger = desk.flow._state.ledger
     (pages,) = ledger.connection.execute("PRAGMA page_count").fetchone()
     ledger.connection.execute(f"PRAGMA max_page_count={pages}")
-    big = replace(piece(leases[0], [5], 0), tokens=(5,) * 20_000, logprobs=(0.0,) * 20_000)
+    big = piece(leases[0], [5], 0)._replace(tokens=(5,) * 20_000, logprobs=(0.0,) * 20_000)
     request = desk.request(appends=(big,))
     with pytest.raises(LedgerError, match="hint: free disk space"):
         desk.flow.exchange(request)

@@ -79,14 +79,21 @@ def test_a_finished_sample_does_not_cut_the_segments_of_those_that_run() -> None
 # ---- a broken line
 
 
-def test_with_two_unacknowledged_it_stops_decoding() -> None:
-    world = World(work=20, fates=["ok", "ok"], then="mute")
+def test_with_two_unacknowledged_it_decodes_on_to_the_end_of_its_tail() -> None:
+    """A flush has five or six tokens a sample: 250 ms at 50 ms a token. The first two get through, two wait for ever, then come ten
+    tokens of each of the samples that still run and no more."""
+    long = [SampleId(g, m) for g in range(40) for m in range(2) if length_of(SampleId(g, m)) > 40][:8]
+    world = World(fates=["ok", "ok", "ok"], then="mute", timing=LoopTiming(tail_tokens=10))
+    world.desk.pending = list(long)
     world.run(20.0)
     decoded = world.engine.decoded
-    assert world.loop.level().unacknowledged == 2
+    level = world.loop.level()
+    assert (level.unacknowledged, level.held, level.unflushed_tokens) == (2, 8, 8 * 10)
     assert world.line.most == 2
-    # From the two flushes: at most 250 ms of 8 samples at 50 ms a token each, and one step more.
-    assert 0 < decoded <= 2 * 8 * 6
+    assert [len(r.appends) for r in world.desk.applied][-1] == 8  # the last that got through
+    waiting = sum(len(a.tokens) for flight in world.loop._exchanges._flights for a in flight.request.appends)
+    assert waiting in range(2 * 8 * 5, 2 * 8 * 6 + 1)
+    assert decoded == world.desk.tokens + waiting + 8 * 10
     world.run(25.0)
     assert world.engine.decoded == decoded
     age = world.loop.level().token_age_s
@@ -116,6 +123,43 @@ def test_an_exchange_that_is_never_answered_is_sent_again_after_its_deadline() -
     world.check_journal()
 
 
+def test_a_slow_answer_does_not_stop_decoding() -> None:
+    """Flow answers after 0.4 s, short samples end all the time: two exchanges are nearly always unacknowledged. No step waits:
+    one takes 10 ms, so that in 4 s no fewer than 99 of 100 could have been made."""
+    world = World(then="slow", step_s=0.01, slots=4)
+    world.desk.pending = [SampleId(g, m) for g in range(1200) for m in range(2) if length_of(SampleId(g, m)) < 12]
+    world.desk.slots = 400
+    world.run(1.0)
+    began, decoded = world.clock.now, world.engine.decoded
+    world.run(began + 4.0)
+    assert world.engine.decoded - decoded >= 0.99 * 4 * 4.0 / 0.01
+    assert world.line.most == 2
+    world.check_journal()
+
+
+def test_with_flow_gone_decoding_ends_with_the_tail() -> None:
+    """One exchange that cannot be sent is not two unacknowledged; what gathers behind it is bounded all the same."""
+    long = [SampleId(g, m) for g in range(40) for m in range(2) if length_of(SampleId(g, m)) > 40][:3]
+    world = World(fates=["ok", "ok"], then="down", timing=LoopTiming(tail_tokens=20))
+    world.desk.pending = list(long)
+    world.run(60.0)
+    level = world.loop.level()
+    assert (level.unacknowledged, level.held, level.unflushed_tokens) == (1, 3, 3 * 20)
+
+
+def test_a_refill_takes_from_one_exchange_to_the_answer_of_the_next() -> None:
+    """Idle: an exchange every 100 ms, answered after 5 ms, so what ended right after one has its successor after 105 ms. An
+    outage of seconds does not change the median of the last eight."""
+    world = World()
+    assert world.loop._exchanges.refill_s is None
+    world.run(5.0)
+    assert world.desk.requests[0].refill_s is None
+    assert world.desk.requests[-1].refill_s == pytest.approx(0.105)
+    world.line.fates = ["down"] * 6
+    world.run(20.0)
+    assert world.desk.requests[-1].refill_s == pytest.approx(0.105)
+
+
 def test_retries_wait_longer_and_longer() -> None:
     world = World(then="down")
     attempts: list[float] = []
@@ -139,11 +183,17 @@ EVENTS = st.lists(
 )
 
 
-@given(fates=FATES, events=EVENTS, work=st.integers(1, 6), slots=st.integers(1, 5))
+@given(
+    fates=FATES,
+    events=EVENTS,
+    work=st.integers(1, 6),
+    slots=st.integers(1, 5),
+    tail_tokens=st.sampled_from([1, 7, 32, 64]),
+)
 def test_whatever_the_line_does_nothing_is_lost_or_doubled(
-    fates: list[str], events: list[tuple[float, str]], work: int, slots: int
+    fates: list[str], events: list[tuple[float, str]], work: int, slots: int, tail_tokens: int
 ) -> None:
-    world = World(work=work, fates=fates, slots=slots)
+    world = World(work=work, fates=fates, slots=slots, timing=LoopTiming(tail_tokens=tail_tokens))
     desk, cancelled = world.desk, 0
     for after, event in events:
         world.run(world.clock.now + after)
@@ -379,7 +429,7 @@ def test_a_failing_engine_ends_the_loop_and_is_named() -> None:
 
 
 def test_an_engine_that_ends_while_nothing_may_be_decoded_is_noticed() -> None:
-    world = World(work=20, fates=["ok", "ok", "ok"], then="mute")
+    world = World(work=20, fates=["ok", "ok", "ok"], then="mute", timing=LoopTiming(tail_tokens=4))
     world.run(2.0)
     assert world.loop.level().unacknowledged == 2
     assert world.loop.level().held

@@ -10,7 +10,8 @@ import time
 from typing import Any
 
 from runtime.errors import WeightsError
-from runtime.rl.engine.vllm_host.main import Row, run
+from runtime.rl.engine.vllm_host.main import run
+from runtime.rl.engine.vllm_host.rows import Row
 from runtime.rl.engine.vllm_host.wire import Message
 
 CRASH, HANG, BABBLE = 90, 91, 92  # raises; sleeps for ever; starts a child that sleeps for ever, then goes on

@@ -39,29 +39,26 @@ class Held:
     def take_all(
         self, tokens: tuple[int, ...], logprobs: tuple[float, ...], *, version: int, eos_ids: frozenset[int]
     ) -> Append:
-        """Go on by tokens sampled from the same weights."""
-        self.tokens.extend(tokens)
-        return self._told(tokens, logprobs, version, self.finish(eos_ids))
+        """Go on by tokens sampled from the same weights. Every token of a run comes here, nearly always alone: so `finish` is
+        written out for it."""
+        held = self.tokens
+        start = len(held) - self.prompt_length
+        held += tokens
+        finished: FinishReason | None = None
+        if not tokens:
+            finished = self.finish(eos_ids)
+        elif tokens[-1] in eos_ids:
+            finished = "eos"
+        elif len(held) >= self.limit:
+            finished = "length"
+        return Append(self.sample, self.epoch, start, tokens, logprobs, version, finished)
 
     def end(self, reason: FinishReason, *, version: int) -> Append:
         """Say that there is nothing to add."""
-        return self._told((), (), version, reason)
+        return Append(self.sample, self.epoch, self.position, (), (), version, reason)
 
     def finish(self, eos_ids: frozenset[int]) -> FinishReason | None:
         """Why the sample has ended, as far as its tokens say: also for one resumed after its last token."""
         if self.position > 0 and self.tokens[-1] in eos_ids:
             return "eos"
         return "length" if len(self.tokens) >= self.limit or not self.tokens else None
-
-    def _told(
-        self, tokens: tuple[int, ...], logprobs: tuple[float, ...], version: int, finished: FinishReason | None
-    ) -> Append:
-        return Append(
-            sample=self.sample,
-            epoch=self.epoch,
-            start=self.position - len(tokens),
-            tokens=tokens,
-            logprobs=logprobs,
-            version=version,
-            finished=finished,
-        )

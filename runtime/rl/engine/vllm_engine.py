@@ -12,11 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from planner.record import replace
 from runtime.errors import WeightsError
 from runtime.rl.engine.fit import UpdateFigures
 from runtime.rl.engine.held import Held
 from runtime.rl.engine.spec import VllmSpec, vllm_capabilities
+from runtime.rl.engine.vllm_host.rows import Request, pack_requests, unpack_rows
 from runtime.rl.engine.vllm_host.wire import Message
 from runtime.rl.engine.vllm_process import ENGINE, EngineProcess
 from runtime.rl.protocols import EngineCapabilities
@@ -211,7 +211,7 @@ class VllmEngine:
     def _submit(self, version: int) -> tuple[Append, ...]:
         """Give the process what it does not have; those that arrive ended are told so, with no tokens."""
         ended: list[Append] = []
-        requests: list[tuple[int, list[int], int]] = []
+        requests: list[Request] = []
         while self._unsent:
             held = self._unsent.popleft()
             reason = held.finish(self.spec.eos_ids)
@@ -223,7 +223,7 @@ class VllmEngine:
             self._numbers[held.sample], self._by_number[number] = number, held
             requests.append((number, held.tokens, held.limit - len(held.tokens)))
         if requests:
-            self._process.send({"kind": "add", "requests": requests})
+            self._process.send({"kind": "add", "requests": pack_requests(requests)})
         return tuple(ended)
 
     def _grant(self) -> None:
@@ -239,20 +239,23 @@ class VllmEngine:
             self._credit -= 1
         appends: list[Append] = []
         stray: list[int] = []
-        for number, tokens, logprobs, finished in message["rows"]:
-            self._decoded += len(tokens)
-            self._silent_s = 0.0
-            held = self._by_number.get(number)
+        by_number, eos_ids, decoded = self._by_number, self.spec.eos_ids, 0
+        for number, tokens, logprobs, finished in unpack_rows(message["rows"]):
+            decoded += len(tokens)
+            held = by_number.get(number)
             if held is None:
                 continue  # aborted since
-            append = held.take_all(tuple(tokens), tuple(logprobs), version=version, eos_ids=self.spec.eos_ids)
+            append = held.take_all(tokens, logprobs, version=version, eos_ids=eos_ids)
             if finished and append.finished is None:
-                append = held.end("length", version=version) if not tokens else _ended(append)
+                append = append._replace(finished="length")  # the engine had no room for more
             if append.finished is not None:
                 self._forget(held.sample)
                 if not finished:
                     stray.append(number)
             appends.append(append)
+        self._decoded += decoded
+        if message["rows"]["keys"]:
+            self._silent_s = 0.0
         if stray:
             self._process.send({"kind": "abort", "keys": stray})
         return tuple(appends)
@@ -282,9 +285,3 @@ class VllmEngine:
 def _plain(value: ChannelOffer | ChannelMember) -> Message:
     """As JSON values."""
     return {k: getattr(value, k) for k in value.__dataclass_fields__}
-
-
-def _ended(append: Append) -> Append:
-    """The engine had no room for more."""
-
-    return replace(append, finished="length")

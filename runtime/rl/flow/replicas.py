@@ -24,6 +24,7 @@ class Replica:
         self.speed = SpeedModel()
         self.ramp = 0
         self.pid = 0
+        self.refill_s: float | None = None  # from one of its exchanges to the answer of the next
         self.received = 0  # tokens that arrived from it
         self.revoked: set[SampleId] = set()  # leases taken away that it has not been told of
 
@@ -36,6 +37,7 @@ class Replica:
         """Take over the levels of an exchange."""
         self.seen_s, self.synced = now_s, True
         self.version, self.digest, self.stats, self.pid = request.version, request.digest, request.stats, request.pid
+        self.refill_s = request.refill_s
         self.speed = self.speed.observe(request.stats.decode_running, request.stats.decode_tokens_per_s)
         if self.ramp == 0 and request.stats.slots:
             self.ramp = first_ramp(request.stats.slots)

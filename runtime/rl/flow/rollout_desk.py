@@ -14,7 +14,7 @@ from runtime.rl.ledger import GroupRow
 from runtime.rl.rewards.items import RewardItem
 from runtime.rl.types import Append, ExchangeReply, ExchangeRequest, FinishReason, Lease, SampleId
 
-AHEAD_S = 0.3  # work sent ahead covers what a replica finishes between two exchanges
+REFILL_S = 0.3  # from one exchange of a replica to the answer of the next, until it has told how long that takes
 FRESH = 1 / 3  # of a lease period: a replica silent for longer is not counted on
 FORGET_LENGTH = 0.02  # weight of a new sample in the expected response length
 
@@ -257,11 +257,11 @@ class RolloutDesk:
         return (*probes, *(lease for lease in leases if lease is not None))
 
     def _load(self, replica: Replica) -> dispatch.ReplicaLoad:
-        """Its load, with a little work ahead of its free slots."""
+        """Its load, with work ahead of its free slots for those that end while its next exchange is answered."""
         load = replica.load(self.holds(replica))
-        rate = replica.stats.decode_tokens_per_s
-        ahead = min(math.ceil(load.slots / 8), round(rate * AHEAD_S / max(1.0, self._state.expected_tokens)))
-        return replace(load, ahead=ahead)
+        refill_s = REFILL_S if replica.refill_s is None else replica.refill_s
+        rate = max(replica.stats.decode_tokens_per_s, load.tokens_per_s())
+        return replace(load, ahead=dispatch.ahead(load.slots, rate, refill_s, self._state.expected_tokens))
 
     def _admit(self, wanted: int, admissible: int) -> None:
         """Admit groups, lazily: as many as this grant and a choice among them need."""

@@ -19,9 +19,9 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from runtime.errors import ConfigError, WeightsError
 from runtime.rl.engine.vllm_host.admission import Admission, Waiting
 from runtime.rl.engine.vllm_host.figures import scheduler_level
-from runtime.rl.engine.vllm_host.main import Row
 from runtime.rl.engine.vllm_host.model_folder import expected_shapes, write_folder
 from runtime.rl.engine.vllm_host.requests import requests_of
+from runtime.rl.engine.vllm_host.rows import Row
 from runtime.rl.engine.vllm_host.wire import Message
 
 WORKER = "runtime.rl.engine.vllm_host.worker.GenerationReader"

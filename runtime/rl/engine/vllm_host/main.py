@@ -16,11 +16,9 @@ from typing import Any, Protocol
 
 from runtime.errors import RunError, WeightsError
 from runtime.rl.engine.vllm_host.environment import prepare
+from runtime.rl.engine.vllm_host.rows import Row, pack_rows, unpack_requests
 from runtime.rl.engine.vllm_host.warden import dies_with_parent
 from runtime.rl.engine.vllm_host.wire import Closed, Line, Message
-
-Row = tuple[int, list[int], list[float], bool]
-"""(key, tokens, their logprobs, finished)"""
 
 
 class Core(Protocol):
@@ -50,7 +48,7 @@ def serve(line: Line, core: Core) -> None:
             rows = core.step()
             if rows:  # a step that only prefilled, or filled the pipeline, tells nothing and costs no credit
                 credit -= 1
-                line.send({"kind": "rows", "rows": rows, "level": core.level()})
+                line.send({"kind": "rows", "rows": pack_rows(rows), "level": core.level()})
         elif message["kind"] == "credit":
             credit = min(credit + message["steps"], message["most"])
         elif message["kind"] == "close":
@@ -63,7 +61,7 @@ def _obey(line: Line, core: Core, message: Message) -> None:
     """Everything but steps."""
     match message["kind"]:
         case "add":
-            for key, tokens, max_tokens in message["requests"]:
+            for key, tokens, max_tokens in unpack_requests(message["requests"]):
                 core.add(key, tokens, max_tokens)
         case "abort":
             core.abort(message["keys"])
@@ -87,11 +85,11 @@ def _new_weights(core: Core, message: Message) -> Message:
     """The answer to "load" or "swap"."""
     if message["kind"] == "load":
         rows = core.load(message["ref"], keep=message["keep"])
-        return {"kind": "loaded", "rows": rows, "level": core.level()}
+        return {"kind": "loaded", "rows": pack_rows(rows), "level": core.level()}
     swapped = core.swap(message["ref"], keep=message["keep"])
     if swapped is None:
         return {"kind": "absent"}
-    return {"kind": "loaded", "rows": swapped[0], "level": core.level(), "update": swapped[1]}
+    return {"kind": "loaded", "rows": pack_rows(swapped[0]), "level": core.level(), "update": swapped[1]}
 
 
 def main(argv: list[str], build: "Callable[[dict[str, Any]], Core]") -> int:

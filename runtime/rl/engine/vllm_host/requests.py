@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from runtime.rl.engine.vllm_host.main import Row
+from runtime.rl.engine.vllm_host.pattern import Pattern
+from runtime.rl.engine.vllm_host.rows import Row
 
 
 class Requests(Protocol):
@@ -42,11 +43,10 @@ class DirectRequests:
         self._core, self._inputs = llm.engine_core, llm.input_processor
         self._tasks = llm.get_supported_tasks()
         self._fields = _fields(spec)
+        self._pattern = Pattern(self._make)
 
     def add(self, key: int, tokens: list[int], max_tokens: int, salt: str) -> None:
-        params = SamplingParams(**self._fields, max_tokens=max_tokens)
-        prompt = {"prompt_token_ids": tokens, "cache_salt": salt}
-        self._core.add_request(self._inputs.process_inputs(str(key), prompt, params, supported_tasks=self._tasks))
+        self._core.add_request(self._pattern.request(key, tokens, max_tokens, salt))
 
     def abort(self, keys: Iterable[int]) -> None:
         self._core.abort_requests([str(k) for k in keys])
@@ -54,7 +54,7 @@ class DirectRequests:
     def step(self) -> list[Row]:
         rows: list[Row] = []
         for output in self._core.get_output().outputs:
-            tokens = list(output.new_token_ids)
+            tokens = output.new_token_ids
             finished = output.finish_reason is not None
             if not tokens:
                 if finished:
@@ -62,12 +62,17 @@ class DirectRequests:
                 continue
             if output.new_logprobs is None:
                 raise RuntimeError("the engine told tokens without logprobs")
-            # one row a token, the sampled token's logprob first
-            logprobs = output.new_logprobs.logprobs[: len(tokens), 0].tolist()
-            if len(logprobs) != len(tokens):
-                raise RuntimeError(f"the engine told {len(tokens)} tokens with {len(logprobs)} logprobs")
+            told = output.new_logprobs.logprobs  # one row a token, the sampled token's logprob first
+            if len(told) < len(tokens):
+                raise RuntimeError(f"the engine told {len(tokens)} tokens with {len(told)} logprobs")
+            logprobs = [told.item(0)] if len(tokens) == 1 else told[: len(tokens), 0].tolist()
             rows.append((int(output.request_id), tokens, logprobs, finished))
         return rows
+
+    def _make(self, key: int, tokens: list[int], max_tokens: int, salt: str) -> Any:
+        params = SamplingParams(**self._fields, max_tokens=max_tokens)
+        prompt = {"prompt_token_ids": tokens, "cache_salt": salt}
+        return self._inputs.process_inputs(str(key), prompt, params, supported_tasks=self._tasks)
 
 
 class PublicRequests:
