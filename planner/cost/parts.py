@@ -3,7 +3,9 @@
 A shape is one block or two in pipeline: `pp` stages of one kind each, of `dp` groups of `tp` devices. The stages of a shape
 differ in their layers, in what lies next to them and in what the first and the last hold, and so fall into at most eight
 *parts* of equal stages: of the first block its first stage, those in the middle with one layer more, those with one less, its
-last; and so of the second block. Arrays have one row a part and one column a shape.
+last; and so of the second block, whose last part is the last stage of the shape. Axes of arrays are block, part of it and shape;
+of what all parts of a block have in common the second is 1. Figures of parts that a shape does not have (`count` 0) are such
+that they add nothing: choosing by a mask costs an array ten times what a sum or a maximum does.
 """
 
 import dataclasses
@@ -21,8 +23,7 @@ from planner.record import record
 Array = NDArray[np.float64]
 Ints = NDArray[np.int_]
 Bools = NDArray[np.bool_]
-PARTS = 8
-BLOCKS = (slice(0, 4), slice(4, 8))  # the parts of either block
+PARTS = (2, 4)  # blocks, parts of each
 T = TypeVar("T")
 
 
@@ -62,14 +63,16 @@ class Hop:
 
 @record
 class Parts:
-    """The parts of every shape: rows of eight, by columns."""
+    """The parts of every shape."""
 
     count: Array  # stages in the part; 0 where there is none
-    index: Ints  # the first of them, from the front
-    layers: Array
-    waits: Array  # crossings of one sample's worth: multiples are added by task
+    behind: Array  # stages behind the front of the first of them, itself included
+    layers: Array  # 0 where there is no such part
+    between: Array  # borders between the blocks that it touches
+    inside: Array  # borders inside its block
     first: Bools
     last: Bools
+    absent: Array  # infinite where there is no such part, else 0
 
 
 def divided(first: Block | None, second: Block, layers: int, head_layers: float) -> tuple[Ints, ...]:
@@ -106,31 +109,34 @@ def divided(first: Block | None, second: Block, layers: int, head_layers: float)
 
 
 def parts_of(first: Block | None, second: Block, split: Sequence[Ints]) -> Parts:
-    """The parts; `waits` holds, for the three kinds of border (in the first block, between, in the second), how many each
-    part touches."""
+    """The parts of shapes whose layers are divided so."""
     la, ma, lb, mb, ll = split
     na = np.zeros_like(second.pp) if first is None else first.pp
     nb, zero = second.pp, np.zeros_like(second.pp)
     n = na + nb
     between_a, between_b = np.clip(na - 2, 0, None), np.clip(nb - 2, 0, None)
     mid_a, mid_b = np.clip(ma - 1, 0, between_a), np.clip(mb - 1, 0, between_b)
-    count = np.stack(
-        [
-            (na >= 1) * 1, mid_a, between_a - mid_a, (na >= 2) * 1, (nb >= 2) * 1, mid_b, between_b - mid_b, zero + 1,
-        ]
-    )  # fmt: skip
-    index = np.stack([zero, zero + 1, np.maximum(1, ma), na - 1, na, na + 1, na + np.maximum(1, mb), n - 1])
-    layers = np.stack([la + (ma >= 1), la + 1, la, la + (ma >= na), lb + (mb >= 1), lb + 1, lb, ll])
-    border_a = np.stack([na >= 2, zero + 2, zero + 2, zero + 1, zero, zero, zero, zero])
-    between = np.stack([(na == 1) & (nb >= 1), zero, zero, zero + 1, na >= 1, zero, zero, (nb == 1) & (na >= 1)])
-    border_b = np.stack([zero, zero, zero, zero, zero + 1, zero + 2, zero + 2, nb >= 2])
+
+    def by_part(rows: Sequence[Ints | Bools]) -> Ints:
+        return np.array(rows, dtype=int).reshape(*PARTS, -1)
+
+    count = by_part(
+        [(na >= 1) * 1, mid_a, between_a - mid_a, (na >= 2) * 1, (nb >= 2) * 1, mid_b, between_b - mid_b, zero + 1]
+    )
+    index = by_part([zero, zero + 1, np.maximum(1, ma), na - 1, na, na + 1, na + np.maximum(1, mb), n - 1])
+    layers = by_part([la + (ma >= 1), la + 1, la, la + (ma >= na), lb + (mb >= 1), lb + 1, lb, ll])
+    inside = by_part([na >= 2, zero + 2, zero + 2, zero + 1, zero + 1, zero + 2, zero + 2, nb >= 2])
+    between = by_part([(na == 1) & (nb >= 1), zero, zero, zero + 1, na >= 1, zero, zero, (nb == 1) & (na >= 1)])
+    there = count > 0
     return Parts(
         count=count.astype(float),
-        index=index,
-        layers=layers.astype(float),
-        waits=np.stack([border_a, between, border_b]).astype(float),
+        behind=(n - index).astype(float),
+        layers=(layers * there).astype(float),
+        between=(between * there).astype(float),
+        inside=(inside * there).astype(float),
         first=index == 0,
         last=index == n - 1,
+        absent=np.array([np.inf, 0.0]).take(there),
     )
 
 
