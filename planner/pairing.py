@@ -84,13 +84,21 @@ class _Offers:
 class Pairing:
     """The shortest period beside each trainer, where devices lie relaxed but for the sites they are in."""
 
-    def __init__(self, cost: CostModel, pools: Pools, combinations: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, cost: CostModel, pools: Pools, combinations: Sequence[tuple[int, ...]], *, free: bool = False
+    ) -> None:
+        """`free`: in sync modes, every device may generate whatever else it does; cells then use none."""
         self.pools, self.rules, workload = pools, cost.rules, cost.problem.workload
         self.combinations = tuple(combinations)
         self.overlapped = workload.overlapped_updates
         self.offers = self._offers(cost)
         self.smallest = np.array([min(s, default=np.iinfo(np.int64).max) for s in self.offers.sizes], dtype=np.int64)
-        self.must_train = pools.must_train.sum(axis=1)
+        self.must_train = pools.must_train.sum(axis=1) * (not free)
+        self._free = free
+        # Where all devices are free, by set of sites and combination: a window in which they are known not to do a step's
+        # work, and one in which they are known to.
+        self._short_s = np.full(len(pools.member) * len(combinations), -np.inf)
+        self._enough_s = np.full(len(self._short_s), np.inf)
         kinds = range(len(pools.kinds))
 
         def home(combination: tuple[int, ...], kind: int, several: bool) -> float:
@@ -248,21 +256,40 @@ class Pairing:
     def closer_s(self, cells: Cells, low_s: Floats, halvings: int) -> tuple[Floats, Flags]:
         """Better lower bounds of periods that are at least `low_s`, and whether each is the cell's own period to
         2 ** -halvings (else it is known to be larger still)."""
-        need = self.rules.work_tokens
-        found, settled = low_s.copy(), self.work(cells, low_s) >= need
+        found, settled = low_s.copy(), self._enough(cells, low_s)
         rest = np.flatnonzero(~settled)
         low, high = low_s[rest], _STRIDE * low_s[rest]
-        enough = self.work(cells.at(rest), high) >= need
+        enough = self._enough(cells.at(rest), high)
         found[rest[~enough]] = high[~enough]
         rest, low, high = rest[enough], low[enough], high[enough]
         settled[rest] = True
         some = cells.at(rest)
         for _ in range(halvings if len(rest) else 0):
             middle = (low + high) / 2
-            enough = self.work(some, middle) >= need
+            enough = self._enough(some, middle)
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
         found[rest] = low  # the lower end, to stay on the safe side
         return found, settled
+
+    def _enough(self, cells: Cells, period_s: Floats) -> Flags:
+        """[c] whether what each cell leaves does a step's work in its period."""
+        need = self.rules.work_tokens
+        if not self._free:
+            found: Flags = self.work(cells, period_s) >= need
+            return found
+        # Only the window counts, and what is enough in one is enough in any longer one: little is left to be asked.
+        window, where = self._window_s(period_s, cells.train_s), cells.sites * len(self.combinations) + cells.trained
+        enough = window >= self._enough_s[where]
+        asked = np.flatnonzero(~enough & (window > self._short_s[where]))
+        if len(asked):
+            done = self.work(cells.at(asked), period_s[asked]) >= need
+            enough[asked] = done
+            for known_s, extreme, at in (
+                (self._enough_s, np.minimum, asked[done]),
+                (self._short_s, np.maximum, asked[~done]),
+            ):
+                extreme.at(known_s, where[at], window[at])
+        return enough
 
     def hopeless(self, cells: Cells) -> Flags:
         """[c] whether nothing that a cell leaves can roll out at all."""
