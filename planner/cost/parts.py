@@ -9,7 +9,6 @@ that they add nothing: choosing by a mask costs an array ten times what a sum or
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -17,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster import Link
-from planner.cost.training import split_layers
 from planner.record import record
 
 Array = NDArray[np.float64]
@@ -97,15 +95,31 @@ def divided(first: Block | None, second: Block, layers: int, head_layers: float)
         more[row, columns] = given
         rest = rest - given
     last = out[2] + more[2]
-    plainly = functools.cache(lambda *weights: split_layers(layers, weights, head_layers))
-    for i in np.flatnonzero((na + nb <= layers) & (rest < 0)):  # rare: stages whose share is less than a layer
-        plain = plainly(*[float(wa[i])] * int(na[i]), *[float(second.weight[i])] * int(nb[i]))
-        assert plain is not None, "there are no more stages than layers"
-        for row, stages in ((0, plain[: na[i]]), (1, plain[na[i] : -1])):
-            out[row, i], more[row, i] = min(stages, default=1), sum(n > min(stages) for n in stages)
-        last[i] = plain[-1]
+    taken = np.flatnonzero((na + nb <= layers) & (rest < 0))  # of stages whose share is less than a layer
+    if len(taken):
+        out[:, taken], more[:, taken] = _taken_back(ideal[:, taken], out[:, taken], size[:, taken], -rest[taken])
+        last[taken] = out[2, taken]
     last = np.where(na + nb <= layers, last, 0)
     return out[0], more[0], out[1], more[1], last
+
+
+def _taken_back(ideal: Array, out: Ints, size: Ints, count: Ints) -> tuple[Ints, Ints]:
+    """Layers of the three runs of equal stages after `count` are taken back, one by one from the stage most above its ideal (of
+    equals the larger, then the hindmost): (of a stage, how many stages of the run have one more)."""
+    out, less = out.copy(), np.zeros_like(out)  # stages of the run with a layer less, the hindmost
+    columns = np.arange(out.shape[1])
+    while (open_ := count > 0).any():
+        above = np.where((out > 1) & (size > 0), np.round(out - ideal, 9), -np.inf)
+        worst = np.zeros(len(columns), dtype=int)
+        for run in (1, 2):
+            mine, most = (above[run], out[run]), (above[worst, columns], out[worst, columns])
+            worst[(mine[0] > most[0]) | (mine[0] == most[0]) & (mine[1] >= most[1])] = run
+        at = worst[open_], columns[open_]
+        less[at] += 1
+        count = count - open_
+        whole = less == size
+        out, less = out - whole * (less > 0), less * ~whole
+    return out - (less > 0), np.where(less > 0, size - less, 0)
 
 
 def parts_of(first: Block | None, second: Block, split: Sequence[Ints]) -> Parts:
