@@ -279,7 +279,7 @@ class Pairing:
             return found
         # Only the window counts, and what is enough in one is enough in any longer one: little is left to be asked.
         window, where = self._window_s(period_s, cells.train_s), cells.sites * len(self.combinations) + cells.trained
-        enough = window >= self._enough_s[where]
+        enough: Flags = window >= self._enough_s[where]
         asked = np.flatnonzero(~enough & (window > self._short_s[where]))
         if len(asked):
             done = self.work(cells.at(asked), period_s[asked]) >= need
