@@ -65,7 +65,7 @@ class Chain:
             here = some[at]
             better = way.time_s[here] < least[at]
             least[at[better]], which[at[better]] = way.time_s[here[better]], i
-            at = at[way.more[here]]
+            at = at if way.more.all() else at[way.more[here]]
         time_s[some] = least
         return some, which
 
