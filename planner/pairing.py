@@ -81,6 +81,54 @@ class _Offers:
         )
 
 
+@record
+class _Asked:
+    """What replicas ask of the period of cells, whatever it is. [c, o]; in sync modes the transfer alone, [c, k]."""
+
+    pause_s: Floats
+    need_s: Floats  # the least period in which a replica may run
+
+    def at(self, rows: Ints) -> "_Asked":
+        return _Asked(pause_s=self.pause_s[rows], need_s=self.need_s[rows])
+
+
+@record
+class _Away:
+    """What some cells leave of a kind outside their own sites. Axis n: a cell and a site."""
+
+    kind: int
+    cell: Ints  # [n] ascending
+    devices: Ints
+    asked: _Asked
+
+    def at(self, rows: Ints, cells: int) -> "_Away":
+        """Of some of so many cells, which are then numbered anew."""
+        number = np.full(cells, -1)
+        number[rows] = np.arange(len(rows))
+        mine = np.flatnonzero(number[self.cell] >= 0)
+        cell = number[self.cell[mine]]
+        return _Away(kind=self.kind, cell=cell, devices=self.devices[mine], asked=self.asked.at(mine))
+
+
+@record
+class _Left:
+    """What cells leave, and what it asks of their periods."""
+
+    cells: Cells
+    room: Ints  # [c, k] devices in their own sites
+    asked: _Asked
+    away: tuple[_Away, ...]
+
+    def at(self, rows: Ints) -> "_Left":
+        """Of some of the cells, ascending."""
+        return _Left(
+            cells=self.cells.at(rows),
+            room=self.room[rows],
+            asked=self.asked.at(rows),
+            away=tuple(a.at(rows, len(self.room)) for a in self.away),
+        )
+
+
 class Pairing:
     """The shortest period beside each trainer, where devices lie relaxed but for the sites they are in."""
 
@@ -192,46 +240,36 @@ class Pairing:
             curves=tuple(curves),
         )
 
-    def work(self, cells: Cells, period_s: Floats) -> Floats:
-        """[c] the most tokens that what each cell leaves can give in its period."""
-        pools, total = self.pools, np.zeros(len(period_s))
-        if not len(self.offers.rate) or not len(period_s):
-            return total
+    def _left(self, cells: Cells, most_s: Floats) -> _Left:
+        """What cells leave, for periods of no more than `most_s`."""
+        pools = self.pools
         several = (pools.size[cells.sites] > 1).astype(np.int64)
-        room = np.maximum(pools.inside[cells.sites] - np.maximum(cells.used, self.must_train), 0)
-        transfer = self.home_s[several, cells.trained]
-        values = self._values(self.offers, transfer, period_s, cells.train_s)
-        for sizes, kinds, columns in self.alike:
-            mine = values[:, columns].reshape(-1, len(sizes))
-            total += most_value(sizes, mine, room[:, kinds].ravel()).reshape(len(total), -1).sum(axis=1)
-        if len(pools.sites) > 1:
-            for k, offers in enumerate(self.away_offers):
-                if offers is not None:
-                    self._add_away(total, k, offers, cells, period_s)
-        return total
+        return _Left(
+            cells=cells,
+            room=np.maximum(pools.inside[cells.sites] - np.maximum(cells.used, self.must_train), 0),
+            asked=self._asked(self.offers, self.home_s[several, cells.trained], cells.train_s),
+            away=tuple(
+                self._left_away(k, offers, cells, most_s)
+                for k, offers in enumerate(self.away_offers)
+                if offers is not None and len(pools.sites) > 1
+            ),
+        )
 
-    def _add_away(self, total: Floats, k: int, offers: _Offers, cells: Cells, period_s: Floats) -> None:
-        """Add what a kind gives outside the trainer's sites."""
+    def _left_away(self, k: int, offers: _Offers, cells: Cells, most_s: Floats) -> _Away:
         count = self.pools.count[k]
         transfer = self.away_s[k][cells.sites]
-        window = self._window_s(period_s, cells.train_s)[:, None]
         live = ~self.pools.member[cells.sites] & (count >= self.smallest[k])
         if not self.overlapped:
-            live &= transfer + offers.recompute_s.min() < window
+            live &= transfer + offers.recompute_s.min() < self._window_s(most_s, cells.train_s)[:, None]
         c, r = np.nonzero(live)
-        if len(c):
-            values = self._values(offers, transfer[c, r][:, None], period_s[c], cells.train_s[c])
-            np.add.at(total, c, most_value(offers.sizes[0], values, count[r]))
+        asked = self._asked(offers, transfer[c, r][:, None], cells.train_s[c])
+        return _Away(kind=k, cell=c, devices=count[r], asked=asked)
 
-    def _window_s(self, period_s: Floats, train_s: Floats) -> Floats:
-        found: Floats = period_s - self.rules.reward_s - (train_s if self.rules.sync else 0.0)
-        return found
-
-    def _values(self, offers: _Offers, transfer_s: Floats, period_s: Floats, train_s: Floats) -> Floats:
-        """[c, z] tokens of the best replica of each size, by `Rules.best` and `Rules.given_tokens`; `transfer_s` [c, k]."""
-        rules, period, train = self.rules, period_s[:, None], train_s[:, None]
+    def _asked(self, offers: _Offers, transfer_s: Floats, train_s: Floats) -> _Asked:
+        """By `Rules.required_s`; `transfer_s` [c, k]. In sync modes nothing is recomputed, and a size's best is one curve."""
+        rules, train = self.rules, train_s[:, None]
         if rules.sync:
-            return self._sync_values(offers, transfer_s, self._window_s(period_s, train_s))
+            return _Asked(pause_s=transfer_s * (not self.overlapped), need_s=transfer_s)
         transfer_s = transfer_s[:, offers.kind]
         pause = offers.recompute_s[None, :] + (0.0 if self.overlapped else transfer_s)
         wait, tail = transfer_s if self.overlapped else 0.0, rules.tail_group * offers.tau_s
@@ -239,16 +277,44 @@ class Pairing:
         need = pause + np.minimum(last / (rules.eta + 1), early / rules.eta)  # `Rules.stale_s`
         if rules.pause_all:
             need = np.maximum(need, train + transfer_s)
-        given = offers.rate * np.maximum(0.0, self._window_s(period, train) - pause)
-        given[need > period * _ROUNDING] = 0.0
+        return _Asked(pause_s=np.broadcast_to(pause, need.shape), need_s=need)
+
+    def _work(self, left: _Left, period_s: Floats) -> Floats:
+        """[c] the most tokens that what each cell leaves can give in its period."""
+        total = np.zeros(len(period_s))
+        if not len(self.offers.rate) or not len(period_s):
+            return total
+        window = self._window_s(period_s, left.cells.train_s)
+        values = self._values(self.offers, left.asked, window, period_s)
+        for sizes, kinds, columns in self.alike:
+            mine = values[:, columns].reshape(-1, len(sizes))
+            total += most_value(sizes, mine, left.room[:, kinds].ravel()).reshape(len(total), -1).sum(axis=1)
+        for away in left.away:
+            offers = self.away_offers[away.kind]
+            if offers is not None and len(away.cell):
+                values = self._values(offers, away.asked, window[away.cell], period_s[away.cell])
+                np.add.at(total, away.cell, most_value(offers.sizes[0], values, away.devices))
+        return total
+
+    def _window_s(self, period_s: Floats, train_s: Floats) -> Floats:
+        found: Floats = period_s - self.rules.reward_s - (train_s if self.rules.sync else 0.0)
+        return found
+
+    def _values(self, offers: _Offers, asked: _Asked, window_s: Floats, period_s: Floats) -> Floats:
+        """[c, z] tokens of the best replica of each size, by `Rules.best` and `Rules.given_tokens`."""
+        if self.rules.sync:
+            return self._sync_values(offers, asked, window_s)
+        given = window_s[:, None] - asked.pause_s
+        np.maximum(0.0, given, out=given)
+        given *= offers.rate
+        given *= asked.need_s <= (period_s * _ROUNDING)[:, None]
         values: Floats = np.maximum.reduceat(given, offers.starts, axis=1)
         return values
 
-    def _sync_values(self, offers: _Offers, transfer_s: Floats, window_s: Floats) -> Floats:
-        """The same in sync modes, where nothing is recomputed and a size's best is one curve."""
+    def _sync_values(self, offers: _Offers, asked: _Asked, window_s: Floats) -> Floats:
         out = np.zeros((len(window_s), len(offers.curves)))
         for z, (kind, seconds, tokens, rate) in enumerate(offers.curves):
-            left = window_s * (1 + 1e-12) - (0.0 if self.overlapped else transfer_s[:, kind])
+            left = window_s * (1 + 1e-12) - asked.pause_s[:, kind]
             given = np.interp(left, seconds, tokens, left=0.0)
             out[:, z] = given + rate * np.maximum(0.0, left - seconds[-1])
         return out
@@ -256,14 +322,15 @@ class Pairing:
     def closer_s(self, cells: Cells, low_s: Floats, halvings: int) -> tuple[Floats, Flags]:
         """Better lower bounds of periods that are at least `low_s`, and whether each is the cell's own period to
         2 ** -halvings (else it is known to be larger still)."""
-        found, settled = low_s.copy(), self._enough(cells, low_s)
+        left = self._left(cells, _STRIDE * low_s)
+        found, settled = low_s.copy(), self._enough(left, low_s)
         rest = np.flatnonzero(~settled)
         low, high = low_s[rest], _STRIDE * low_s[rest]
-        enough = self._enough(cells.at(rest), high)
+        enough = self._enough(left.at(rest), high)
         found[rest[~enough]] = high[~enough]
         rest, low, high = rest[enough], low[enough], high[enough]
         settled[rest] = True
-        some = cells.at(rest)
+        some = left.at(rest)
         for _ in range(halvings if len(rest) else 0):
             middle = (low + high) / 2
             enough = self._enough(some, middle)
@@ -271,18 +338,18 @@ class Pairing:
         found[rest] = low  # the lower end, to stay on the safe side
         return found, settled
 
-    def _enough(self, cells: Cells, period_s: Floats) -> Flags:
+    def _enough(self, left: _Left, period_s: Floats) -> Flags:
         """[c] whether what each cell leaves does a step's work in its period."""
-        need = self.rules.work_tokens
+        need, cells = self.rules.work_tokens, left.cells
         if not self._free:
-            found: Flags = self.work(cells, period_s) >= need
+            found: Flags = self._work(left, period_s) >= need
             return found
         # Only the window counts, and what is enough in one is enough in any longer one: little is left to be asked.
         window, where = self._window_s(period_s, cells.train_s), cells.sites * len(self.combinations) + cells.trained
         enough: Flags = window >= self._enough_s[where]
         asked = np.flatnonzero(~enough & (window > self._short_s[where]))
         if len(asked):
-            done = self.work(cells.at(asked), period_s[asked]) >= need
+            done = self._work(left.at(asked), period_s[asked]) >= need
             enough[asked] = done
             for known_s, extreme, at in (
                 (self._enough_s, np.minimum, asked[done]),
