@@ -19,7 +19,7 @@ from planner.cost.model import CostModel
 from planner.cost.network import best_of
 from planner.cost.update import update_s
 from planner.cost.waves import Curve, envelope
-from planner.knapsack import most_value
+from planner.knapsack import chain_counts, chain_value, is_chain, most_value
 from planner.pools import Pools
 from planner.record import record
 from planner.space import replica_shapes
@@ -93,12 +93,41 @@ class _Asked:
 
 
 @record
+class _Room:
+    """Devices of some kinds that cells leave to replicas of some sizes. Axes: c, k."""
+
+    sizes: tuple[int, ...]
+    devices: Ints
+    counts: Ints  # [z, c, k] replicas of each size, of sizes that are a chain
+
+    @classmethod
+    def of(cls, sizes: tuple[int, ...], devices: Ints) -> "_Room":
+        counts = (
+            chain_counts(sizes, devices.ravel()) if is_chain(sizes) else np.zeros((0, devices.size), dtype=np.int64)
+        )
+        return cls(sizes=sizes, devices=devices, counts=counts.reshape(len(counts), *devices.shape))
+
+    def at(self, rows: Ints) -> "_Room":
+        return _Room(sizes=self.sizes, devices=self.devices[rows], counts=self.counts[:, rows])
+
+    def tokens(self, values: Floats) -> Floats:
+        """[c] the most that replicas worth `values` [c, k, z] give."""
+        flat = values.reshape(-1, len(self.sizes))
+        if len(self.counts):
+            each = chain_value(self.sizes, flat, self.counts.reshape(len(self.sizes), -1))
+        else:
+            each = most_value(self.sizes, flat, self.devices.ravel())
+        found: Floats = each.reshape(self.devices.shape).sum(axis=1)
+        return found
+
+
+@record
 class _Away:
     """What some cells leave of a kind outside their own sites. Axis n: a cell and a site."""
 
     kind: int
     cell: Ints  # [n] ascending
-    devices: Ints
+    room: _Room
     asked: _Asked
 
     def at(self, rows: Ints, cells: int) -> "_Away":
@@ -107,7 +136,7 @@ class _Away:
         number[rows] = np.arange(len(rows))
         mine = np.flatnonzero(number[self.cell] >= 0)
         cell = number[self.cell[mine]]
-        return _Away(kind=self.kind, cell=cell, devices=self.devices[mine], asked=self.asked.at(mine))
+        return _Away(kind=self.kind, cell=cell, room=self.room.at(mine), asked=self.asked.at(mine))
 
 
 @record
@@ -115,7 +144,7 @@ class _Left:
     """What cells leave, and what it asks of their periods."""
 
     cells: Cells
-    room: Ints  # [c, k] devices in their own sites
+    room: tuple[_Room, ...]  # in their own sites, by sizes of replicas
     asked: _Asked
     away: tuple[_Away, ...]
 
@@ -123,9 +152,9 @@ class _Left:
         """Of some of the cells, ascending."""
         return _Left(
             cells=self.cells.at(rows),
-            room=self.room[rows],
+            room=tuple(r.at(rows) for r in self.room),
             asked=self.asked.at(rows),
-            away=tuple(a.at(rows, len(self.room)) for a in self.away),
+            away=tuple(a.at(rows, len(self.cells.train_s)) for a in self.away),
         )
 
 
@@ -149,11 +178,12 @@ class Pairing:
         self._enough_s = np.full(len(self._short_s), np.inf)
         kinds = range(len(pools.kinds))
 
-        def home(combination: tuple[int, ...], kind: int, several: bool) -> float:
-            return update_s(cost.context, pools.kinds[kind], self.home_link(combination, kind, several=several))
+        def home(combination: tuple[int, ...], several: bool) -> list[float]:
+            links = zip(pools.kinds, self._home_links(combination, several=several), strict=True)
+            return [update_s(cost.context, kind, link) for kind, link in links]
 
         # [several sites?, combination, k]: the transfer to a replica in the trainer's own sites.
-        self.home_s = np.array([[[home(c, k, s) for k in kinds] for c in combinations] for s in (False, True)])
+        self.home_s = np.array([[home(c, s) for c in combinations] for s in (False, True)])
         self.away_s = [self._away(cost, k) for k in kinds]  # [k][s, r]: to one in another site
         self.away_offers = [self.offers.of(k) if self.offers.sizes[k] else None for k in kinds]
         alike: dict[tuple[int, ...], list[int]] = {}
@@ -169,9 +199,14 @@ class Pairing:
     def home_link(self, combination: tuple[int, ...], kind: int, *, several: bool) -> Link:
         """A link as good as any path from a trainer on those kinds to replicas of a kind in its own sites: replicas of other kinds
         may pass weights on."""
+        return self._home_links(combination, several=several)[kind]
+
+    def _home_links(self, combination: tuple[int, ...], *, several: bool) -> list[Link]:
+        """`home_link` to every kind."""
         latency_s, bytes_per_s = self._home_paths[several]
         trains = list(combination)
-        return Link(latency_s=float(latency_s[trains, kind].min()), bytes_per_s=float(bytes_per_s[trains, kind].max()))
+        least, most = latency_s[trains].min(axis=0).tolist(), bytes_per_s[trains].max(axis=0).tolist()
+        return [Link(latency_s=a, bytes_per_s=b) for a, b in zip(least, most, strict=True)]
 
     @functools.cached_property
     def _home_paths(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
@@ -244,9 +279,10 @@ class Pairing:
         """What cells leave, for periods of no more than `most_s`."""
         pools = self.pools
         several = (pools.size[cells.sites] > 1).astype(np.int64)
+        room = np.maximum(pools.inside[cells.sites] - np.maximum(cells.used, self.must_train), 0)
         return _Left(
             cells=cells,
-            room=np.maximum(pools.inside[cells.sites] - np.maximum(cells.used, self.must_train), 0),
+            room=tuple(_Room.of(sizes, room[:, kinds]) for sizes, kinds, _ in self.alike),
             asked=self._asked(self.offers, self.home_s[several, cells.trained], cells.train_s),
             away=tuple(
                 self._left_away(k, offers, cells, most_s)
@@ -263,7 +299,7 @@ class Pairing:
             live &= transfer + offers.recompute_s.min() < self._window_s(most_s, cells.train_s)[:, None]
         c, r = np.nonzero(live)
         asked = self._asked(offers, transfer[c, r][:, None], cells.train_s[c])
-        return _Away(kind=k, cell=c, devices=count[r], asked=asked)
+        return _Away(kind=k, cell=c, room=_Room.of(offers.sizes[0], count[r][:, None]), asked=asked)
 
     def _asked(self, offers: _Offers, transfer_s: Floats, train_s: Floats) -> _Asked:
         """By `Rules.required_s`; `transfer_s` [c, k]. In sync modes nothing is recomputed, and a size's best is one curve."""
@@ -286,14 +322,13 @@ class Pairing:
             return total
         window = self._window_s(period_s, left.cells.train_s)
         values = self._values(self.offers, left.asked, window, period_s)
-        for sizes, kinds, columns in self.alike:
-            mine = values[:, columns].reshape(-1, len(sizes))
-            total += most_value(sizes, mine, left.room[:, kinds].ravel()).reshape(len(total), -1).sum(axis=1)
+        for (_, _, columns), room in zip(self.alike, left.room, strict=True):
+            total += room.tokens(values[:, columns])
         for away in left.away:
             offers = self.away_offers[away.kind]
             if offers is not None and len(away.cell):
                 values = self._values(offers, away.asked, window[away.cell], period_s[away.cell])
-                np.add.at(total, away.cell, most_value(offers.sizes[0], values, away.devices))
+                np.add.at(total, away.cell, away.room.tokens(values[:, None]))
         return total
 
     def _window_s(self, period_s: Floats, train_s: Floats) -> Floats:

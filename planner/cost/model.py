@@ -1,5 +1,6 @@
 """`CostModel`: one problem's costs, remembered; every scheduler scores its plans here."""
 
+import functools
 import itertools
 import math
 import statistics
@@ -258,7 +259,8 @@ class CostModel:
         self, plan: Plan, tasks: Mapping[Placement, tuple[Task, ...]]
     ) -> tuple[tuple[Placement, TrainerCost], ...] | None:
         """Every group of tasks with its cost."""
-        beside = {d: replica_resident_bytes(self.context, r.tp, r.pp) for r in plan.rollouts for d in r.devices}
+        held = functools.cache(functools.partial(replica_resident_bytes, self.context))  # many replicas are alike
+        beside = {d: held(r.tp, r.pp) for r in plan.rollouts for d in r.devices}
         out: list[tuple[Placement, TrainerCost]] = []
         for p in plan.sides:
             cost = self.trainer(self.trainer_shape(p, tasks[p], beside)) if tasks[p] and p.stages else None

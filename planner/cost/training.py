@@ -141,13 +141,15 @@ def assign_sequences(lengths: Iterable[float], workers: int) -> tuple[tuple[int,
 
 
 def imbalance(ctx: Context, dp: int) -> float:
-    """Tokens of the fullest of `dp` workers over the mean, after `assign_sequences` on the workload's quantiles."""
+    """Tokens of the fullest of `dp` workers over the mean, where `assign_sequences` gives out the workload's quantiles."""
     if dp == 1:
         return 1.0
     count = min(ctx.workload.samples_per_step, max(1024, dp))
-    lengths = [ctx.m.prompt + float(x) for x in quantiles(ctx.workload.response, count)]
-    fullest = max(sum(lengths[i] for i in group) for group in assign_sequences(lengths, dp))
-    return fullest * dp / sum(lengths)
+    lengths: list[float] = [ctx.m.prompt + x for x in quantiles(ctx.workload.response, count).tolist()]
+    loads = [0.0] * dp  # a heap
+    for length in reversed(lengths):
+        heapq.heapreplace(loads, loads[0] + length)
+    return max(loads) * dp / sum(lengths)
 
 
 def passes(workload: Workload, recompute: bool, task: Task = "actor_training") -> tuple[int, int]:
