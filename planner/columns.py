@@ -46,6 +46,7 @@ class Columns:
         self.tasks: tuple[Task, ...] = cost.side_tasks if alike else ("actor_training",)
         self.head_layers = head_flops(model, m.sequence) / layer_flops(model, m.sequence, m.sequence2)
         self._made: dict[tuple[str, int, int], Column] = {}  # by kind, TP and DP
+        self._splits: dict[tuple[tuple[BlockShape, ...], Task], tuple[int, ...] | None] = {}
         self._held: dict[tuple[str, int, int, bool], int] = {}
         self._bounds: dict[tuple[tuple[BlockShape, ...], tuple[Link, ...]], float] = {}
 
@@ -60,12 +61,15 @@ class Columns:
         """Layers of every stage, in proportion to compute, of the model that a group's plan lists: the actor's where the
         group trains it or names no task, else its first task's. None when there are more stages than layers. Blocks that are
         ranks of one stage each hold all of them."""
-        weights = [c.weight for b in blocks if (c := self.column(b)) for _ in range(b.pp)]
         lead: Task = tasks[0] if tasks and "actor_training" not in tasks else "actor_training"
-        has_head = lead in ("actor_training", "reference")
         if is_mixed(blocks):
             return (self.cost.context.of(lead).model.layers,) * len(blocks)
-        return split_layers(self.cost.context.of(lead).model.layers, weights, self.head_layers if has_head else 0.0)
+        key = (tuple(blocks), lead)
+        if key not in self._splits:
+            weights = [c.weight for b in blocks if (c := self.column(b)) for _ in range(b.pp)]
+            head_layers = self.head_layers if lead in ("actor_training", "reference") else 0.0
+            self._splits[key] = split_layers(self.cost.context.of(lead).model.layers, weights, head_layers)
+        return self._splits[key]
 
     def crossing_s(self, link: Link) -> float:
         """Seconds a border blocks the stages beside it for all tasks of a batch."""

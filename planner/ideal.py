@@ -25,6 +25,7 @@ class IdealTrainer:
         self._links: dict[tuple[int, int, bool], Link] = {}
         self._borders: dict[tuple[int, int, bool], float] = {}
         self._collectives: dict[tuple[int, int], float] = {}
+        self._homes: dict[tuple[int, int], Spread] = {}
         self._spreads: dict[tuple[int, int, int, int, Link], Spread] = {}
 
     def seconds(self, sites: int, lanes: Sequence[int], blocks: Sequence[BlockShape]) -> float | None:
@@ -92,9 +93,12 @@ class IdealTrainer:
 
     def _at_home(self, lane: int, block: BlockShape) -> Spread:
         """The best spread of a stage: inside one site where it fits there."""
-        crosses = len(self.pools.sites) > 1 and block.dp > self.lanes.one_site[lane]
-        remote = self.lanes.widest(lane, block.dp) if crosses else self.near
-        return self._spread(lane, block, 1 + crosses, remote)
+        key = (lane, block.dp)
+        if key not in self._homes:
+            crosses = len(self.pools.sites) > 1 and block.dp > self.lanes.one_site[lane]
+            remote = self.lanes.widest(lane, block.dp) if crosses else self.near
+            self._homes[key] = self._spread(lane, block, 1 + crosses, remote)
+        return self._homes[key]
 
     def _seconds(self, shape: TrainerShape) -> float | None:
         found = self.cost.trainer(shape)

@@ -278,7 +278,8 @@ def _group_memory(
         s.dp < 1 or s.tp < 1 or len(s.devices) != s.dp * s.tp or len(s.token_shares) not in (0, s.dp) for s in p.stages
     ):
         return
-    beside = {d: replica_resident_bytes(ctx, r.tp, r.pp) for r in plan.rollouts for d in r.devices}
+    held = functools.cache(functools.partial(replica_resident_bytes, ctx))
+    beside = {d: held(r.tp, r.pp) for r in plan.rollouts for d in r.devices}
     n = len(p.stages)
     # Of a micro-batch the fullest rank of the stage with most ranks takes one sequence.
     most = min((max(s.token_shares, default=1 / s.dp) for s in p.stages), default=1.0)

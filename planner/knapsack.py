@@ -28,7 +28,7 @@ def most_value(sizes: Sequence[int], values: Floats, devices: Ints) -> Floats:
     `sizes` ascending; values not negative. An upper limit of that sum where sizes are no chain and devices exceed `TABLE`.
     """
     if is_chain(sizes):
-        return _chain(sizes, values, devices)
+        return chain_value(sizes, values, chain_counts(sizes, devices))
     density: Floats = devices * (values / np.array(sizes, dtype=float)).max(axis=1)
     small = devices <= TABLE
     if small.any():
@@ -36,13 +36,23 @@ def most_value(sizes: Sequence[int], values: Floats, devices: Ints) -> Floats:
     return density
 
 
-def _chain(sizes: Sequence[int], values: Floats, devices: Ints) -> Floats:
+def chain_counts(sizes: Sequence[int], devices: Ints) -> Ints:
+    """[i, c] how many of each size a filling takes whatever they are worth: of sizes that are a chain, the largest first."""
+    counts = np.zeros((len(sizes), len(devices)), dtype=np.int64)
+    for i in reversed(range(len(sizes))):
+        counts[i] = devices // sizes[i]
+        devices = devices - counts[i] * sizes[i]
+    return counts
+
+
+def chain_value(sizes: Sequence[int], values: Floats, counts: Ints) -> Floats:
+    """`most_value` of sizes that are a chain, by `chain_counts`: each taken as the best way to use so many devices."""
     best = [values[:, 0]]
     for i in range(1, len(sizes)):
         best.append(np.maximum(values[:, i], best[-1] * (sizes[i] // sizes[i - 1])))
-    total, left = np.zeros(len(devices)), devices
-    for size, value in zip(reversed(sizes), reversed(best), strict=True):
-        total, left = total + left // size * value, left % size
+    total = np.zeros(counts.shape[1])
+    for count, value in zip(reversed(counts), reversed(best), strict=True):
+        total += count * value
     return total
 
 

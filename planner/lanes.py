@@ -101,7 +101,10 @@ class Lanes:
         self.start = np.array([starts[k, tp] for k, tp, _ in keys], dtype=np.int64)
         self.values = np.concatenate(parts, axis=1) if parts else np.zeros((len(FIELDS), 1))
         self.fewest = np.concatenate(few) if few else np.zeros(1, dtype=np.int64)
-        splits = [split_layers(model.layers, [1.0] * pp, columns.head_layers) or (0,) for pp in self.pp]
+        depths = {
+            pp: split_layers(model.layers, [1.0] * pp, columns.head_layers) or (0,) for pp in set(self.pp.tolist())
+        }
+        splits = [depths[pp] for pp in self.pp.tolist()]
         self.most_layers = np.array([max(s) for s in splits], dtype=np.int64)
         self.least_layers = np.array([min(s) for s in splits], dtype=np.int64)
         self.last_layers = np.array([s[-1] for s in splits], dtype=np.int64)

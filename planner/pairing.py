@@ -19,7 +19,7 @@ from planner.cost.model import CostModel
 from planner.cost.network import best_of
 from planner.cost.update import update_s
 from planner.cost.waves import Curve, envelope
-from planner.knapsack import most_value
+from planner.knapsack import chain_counts, chain_value, is_chain, most_value
 from planner.pools import Pools
 from planner.record import record
 from planner.space import replica_shapes
@@ -81,23 +81,109 @@ class _Offers:
         )
 
 
+@record
+class _Asked:
+    """What replicas ask of the period of cells, whatever it is. [c, o]; in sync modes the transfer alone, [c, k]."""
+
+    pause_s: Floats
+    need_s: Floats  # the least period in which a replica may run
+
+    def at(self, rows: Ints) -> "_Asked":
+        return _Asked(pause_s=self.pause_s[rows], need_s=self.need_s[rows])
+
+
+@record
+class _Room:
+    """Devices of some kinds that cells leave to replicas of some sizes. Axes: c, k."""
+
+    sizes: tuple[int, ...]
+    devices: Ints
+    counts: Ints  # [z, c, k] replicas of each size, of sizes that are a chain
+
+    @classmethod
+    def of(cls, sizes: tuple[int, ...], devices: Ints) -> "_Room":
+        counts = (
+            chain_counts(sizes, devices.ravel()) if is_chain(sizes) else np.zeros((0, devices.size), dtype=np.int64)
+        )
+        return cls(sizes=sizes, devices=devices, counts=counts.reshape(len(counts), *devices.shape))
+
+    def at(self, rows: Ints) -> "_Room":
+        return _Room(sizes=self.sizes, devices=self.devices[rows], counts=self.counts[:, rows])
+
+    def tokens(self, values: Floats) -> Floats:
+        """[c] the most that replicas worth `values` [c, k, z] give."""
+        flat = values.reshape(-1, len(self.sizes))
+        if len(self.counts):
+            each = chain_value(self.sizes, flat, self.counts.reshape(len(self.sizes), -1))
+        else:
+            each = most_value(self.sizes, flat, self.devices.ravel())
+        found: Floats = each.reshape(self.devices.shape).sum(axis=1)
+        return found
+
+
+@record
+class _Away:
+    """What some cells leave of a kind outside their own sites. Axis n: a cell and a site."""
+
+    kind: int
+    cell: Ints  # [n] ascending
+    room: _Room
+    asked: _Asked
+
+    def at(self, rows: Ints, cells: int) -> "_Away":
+        """Of some of so many cells, which are then numbered anew."""
+        number = np.full(cells, -1)
+        number[rows] = np.arange(len(rows))
+        mine = np.flatnonzero(number[self.cell] >= 0)
+        cell = number[self.cell[mine]]
+        return _Away(kind=self.kind, cell=cell, room=self.room.at(mine), asked=self.asked.at(mine))
+
+
+@record
+class _Left:
+    """What cells leave, and what it asks of their periods."""
+
+    cells: Cells
+    room: tuple[_Room, ...]  # in their own sites, by sizes of replicas
+    asked: _Asked
+    away: tuple[_Away, ...]
+
+    def at(self, rows: Ints) -> "_Left":
+        """Of some of the cells, ascending."""
+        return _Left(
+            cells=self.cells.at(rows),
+            room=tuple(r.at(rows) for r in self.room),
+            asked=self.asked.at(rows),
+            away=tuple(a.at(rows, len(self.cells.train_s)) for a in self.away),
+        )
+
+
 class Pairing:
     """The shortest period beside each trainer, where devices lie relaxed but for the sites they are in."""
 
-    def __init__(self, cost: CostModel, pools: Pools, combinations: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, cost: CostModel, pools: Pools, combinations: Sequence[tuple[int, ...]], *, free: bool = False
+    ) -> None:
+        """`free`: in sync modes, every device may generate whatever else it does; cells then use none."""
         self.pools, self.rules, workload = pools, cost.rules, cost.problem.workload
         self.combinations = tuple(combinations)
         self.overlapped = workload.overlapped_updates
         self.offers = self._offers(cost)
         self.smallest = np.array([min(s, default=np.iinfo(np.int64).max) for s in self.offers.sizes], dtype=np.int64)
-        self.must_train = pools.must_train.sum(axis=1)
+        self.must_train = pools.must_train.sum(axis=1) * (not free)
+        self._free = free
+        # Where all devices are free, by set of sites and combination: a window in which they are known not to do a step's
+        # work, and one in which they are known to.
+        self._short_s = np.full(len(pools.member) * len(combinations), -np.inf)
+        self._enough_s = np.full(len(self._short_s), np.inf)
         kinds = range(len(pools.kinds))
 
-        def home(combination: tuple[int, ...], kind: int, several: bool) -> float:
-            return update_s(cost.context, pools.kinds[kind], self.home_link(combination, kind, several=several))
+        def home(combination: tuple[int, ...], several: bool) -> list[float]:
+            links = zip(pools.kinds, self._home_links(combination, several=several), strict=True)
+            return [update_s(cost.context, kind, link) for kind, link in links]
 
         # [several sites?, combination, k]: the transfer to a replica in the trainer's own sites.
-        self.home_s = np.array([[[home(c, k, s) for k in kinds] for c in combinations] for s in (False, True)])
+        self.home_s = np.array([[home(c, s) for c in combinations] for s in (False, True)])
         self.away_s = [self._away(cost, k) for k in kinds]  # [k][s, r]: to one in another site
         self.away_offers = [self.offers.of(k) if self.offers.sizes[k] else None for k in kinds]
         alike: dict[tuple[int, ...], list[int]] = {}
@@ -113,9 +199,14 @@ class Pairing:
     def home_link(self, combination: tuple[int, ...], kind: int, *, several: bool) -> Link:
         """A link as good as any path from a trainer on those kinds to replicas of a kind in its own sites: replicas of other kinds
         may pass weights on."""
+        return self._home_links(combination, several=several)[kind]
+
+    def _home_links(self, combination: tuple[int, ...], *, several: bool) -> list[Link]:
+        """`home_link` to every kind."""
         latency_s, bytes_per_s = self._home_paths[several]
         trains = list(combination)
-        return Link(latency_s=float(latency_s[trains, kind].min()), bytes_per_s=float(bytes_per_s[trains, kind].max()))
+        least, most = latency_s[trains].min(axis=0).tolist(), bytes_per_s[trains].max(axis=0).tolist()
+        return [Link(latency_s=a, bytes_per_s=b) for a, b in zip(least, most, strict=True)]
 
     @functools.cached_property
     def _home_paths(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
@@ -184,46 +275,37 @@ class Pairing:
             curves=tuple(curves),
         )
 
-    def work(self, cells: Cells, period_s: Floats) -> Floats:
-        """[c] the most tokens that what each cell leaves can give in its period."""
-        pools, total = self.pools, np.zeros(len(period_s))
-        if not len(self.offers.rate) or not len(period_s):
-            return total
+    def _left(self, cells: Cells, most_s: Floats) -> _Left:
+        """What cells leave, for periods of no more than `most_s`."""
+        pools = self.pools
         several = (pools.size[cells.sites] > 1).astype(np.int64)
         room = np.maximum(pools.inside[cells.sites] - np.maximum(cells.used, self.must_train), 0)
-        transfer = self.home_s[several, cells.trained]
-        values = self._values(self.offers, transfer, period_s, cells.train_s)
-        for sizes, kinds, columns in self.alike:
-            mine = values[:, columns].reshape(-1, len(sizes))
-            total += most_value(sizes, mine, room[:, kinds].ravel()).reshape(len(total), -1).sum(axis=1)
-        if len(pools.sites) > 1:
-            for k, offers in enumerate(self.away_offers):
-                if offers is not None:
-                    self._add_away(total, k, offers, cells, period_s)
-        return total
+        return _Left(
+            cells=cells,
+            room=tuple(_Room.of(sizes, room[:, kinds]) for sizes, kinds, _ in self.alike),
+            asked=self._asked(self.offers, self.home_s[several, cells.trained], cells.train_s),
+            away=tuple(
+                self._left_away(k, offers, cells, most_s)
+                for k, offers in enumerate(self.away_offers)
+                if offers is not None and len(pools.sites) > 1
+            ),
+        )
 
-    def _add_away(self, total: Floats, k: int, offers: _Offers, cells: Cells, period_s: Floats) -> None:
-        """Add what a kind gives outside the trainer's sites."""
+    def _left_away(self, k: int, offers: _Offers, cells: Cells, most_s: Floats) -> _Away:
         count = self.pools.count[k]
         transfer = self.away_s[k][cells.sites]
-        window = self._window_s(period_s, cells.train_s)[:, None]
         live = ~self.pools.member[cells.sites] & (count >= self.smallest[k])
         if not self.overlapped:
-            live &= transfer + offers.recompute_s.min() < window
+            live &= transfer + offers.recompute_s.min() < self._window_s(most_s, cells.train_s)[:, None]
         c, r = np.nonzero(live)
-        if len(c):
-            values = self._values(offers, transfer[c, r][:, None], period_s[c], cells.train_s[c])
-            np.add.at(total, c, most_value(offers.sizes[0], values, count[r]))
+        asked = self._asked(offers, transfer[c, r][:, None], cells.train_s[c])
+        return _Away(kind=k, cell=c, room=_Room.of(offers.sizes[0], count[r][:, None]), asked=asked)
 
-    def _window_s(self, period_s: Floats, train_s: Floats) -> Floats:
-        found: Floats = period_s - self.rules.reward_s - (train_s if self.rules.sync else 0.0)
-        return found
-
-    def _values(self, offers: _Offers, transfer_s: Floats, period_s: Floats, train_s: Floats) -> Floats:
-        """[c, z] tokens of the best replica of each size, by `Rules.best` and `Rules.given_tokens`; `transfer_s` [c, k]."""
-        rules, period, train = self.rules, period_s[:, None], train_s[:, None]
+    def _asked(self, offers: _Offers, transfer_s: Floats, train_s: Floats) -> _Asked:
+        """By `Rules.required_s`; `transfer_s` [c, k]. In sync modes nothing is recomputed, and a size's best is one curve."""
+        rules, train = self.rules, train_s[:, None]
         if rules.sync:
-            return self._sync_values(offers, transfer_s, self._window_s(period_s, train_s))
+            return _Asked(pause_s=transfer_s * (not self.overlapped), need_s=transfer_s)
         transfer_s = transfer_s[:, offers.kind]
         pause = offers.recompute_s[None, :] + (0.0 if self.overlapped else transfer_s)
         wait, tail = transfer_s if self.overlapped else 0.0, rules.tail_group * offers.tau_s
@@ -231,16 +313,43 @@ class Pairing:
         need = pause + np.minimum(last / (rules.eta + 1), early / rules.eta)  # `Rules.stale_s`
         if rules.pause_all:
             need = np.maximum(need, train + transfer_s)
-        given = offers.rate * np.maximum(0.0, self._window_s(period, train) - pause)
-        given[need > period * _ROUNDING] = 0.0
+        return _Asked(pause_s=np.broadcast_to(pause, need.shape), need_s=need)
+
+    def _work(self, left: _Left, period_s: Floats) -> Floats:
+        """[c] the most tokens that what each cell leaves can give in its period."""
+        total = np.zeros(len(period_s))
+        if not len(self.offers.rate) or not len(period_s):
+            return total
+        window = self._window_s(period_s, left.cells.train_s)
+        values = self._values(self.offers, left.asked, window, period_s)
+        for (_, _, columns), room in zip(self.alike, left.room, strict=True):
+            total += room.tokens(values[:, columns])
+        for away in left.away:
+            offers = self.away_offers[away.kind]
+            if offers is not None and len(away.cell):
+                values = self._values(offers, away.asked, window[away.cell], period_s[away.cell])
+                np.add.at(total, away.cell, away.room.tokens(values[:, None]))
+        return total
+
+    def _window_s(self, period_s: Floats, train_s: Floats) -> Floats:
+        found: Floats = period_s - self.rules.reward_s - (train_s if self.rules.sync else 0.0)
+        return found
+
+    def _values(self, offers: _Offers, asked: _Asked, window_s: Floats, period_s: Floats) -> Floats:
+        """[c, z] tokens of the best replica of each size, by `Rules.best` and `Rules.given_tokens`."""
+        if self.rules.sync:
+            return self._sync_values(offers, asked, window_s)
+        given = window_s[:, None] - asked.pause_s
+        np.maximum(0.0, given, out=given)
+        given *= offers.rate
+        given *= asked.need_s <= (period_s * _ROUNDING)[:, None]
         values: Floats = np.maximum.reduceat(given, offers.starts, axis=1)
         return values
 
-    def _sync_values(self, offers: _Offers, transfer_s: Floats, window_s: Floats) -> Floats:
-        """The same in sync modes, where nothing is recomputed and a size's best is one curve."""
+    def _sync_values(self, offers: _Offers, asked: _Asked, window_s: Floats) -> Floats:
         out = np.zeros((len(window_s), len(offers.curves)))
         for z, (kind, seconds, tokens, rate) in enumerate(offers.curves):
-            left = window_s * (1 + 1e-12) - (0.0 if self.overlapped else transfer_s[:, kind])
+            left = window_s * (1 + 1e-12) - asked.pause_s[:, kind]
             given = np.interp(left, seconds, tokens, left=0.0)
             out[:, z] = given + rate * np.maximum(0.0, left - seconds[-1])
         return out
@@ -248,21 +357,41 @@ class Pairing:
     def closer_s(self, cells: Cells, low_s: Floats, halvings: int) -> tuple[Floats, Flags]:
         """Better lower bounds of periods that are at least `low_s`, and whether each is the cell's own period to
         2 ** -halvings (else it is known to be larger still)."""
-        need = self.rules.work_tokens
-        found, settled = low_s.copy(), self.work(cells, low_s) >= need
+        left = self._left(cells, _STRIDE * low_s)
+        found, settled = low_s.copy(), self._enough(left, low_s)
         rest = np.flatnonzero(~settled)
         low, high = low_s[rest], _STRIDE * low_s[rest]
-        enough = self.work(cells.at(rest), high) >= need
+        enough = self._enough(left.at(rest), high)
         found[rest[~enough]] = high[~enough]
         rest, low, high = rest[enough], low[enough], high[enough]
         settled[rest] = True
-        some = cells.at(rest)
+        some = left.at(rest)
         for _ in range(halvings if len(rest) else 0):
             middle = (low + high) / 2
-            enough = self.work(some, middle) >= need
+            enough = self._enough(some, middle)
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
         found[rest] = low  # the lower end, to stay on the safe side
         return found, settled
+
+    def _enough(self, left: _Left, period_s: Floats) -> Flags:
+        """[c] whether what each cell leaves does a step's work in its period."""
+        need, cells = self.rules.work_tokens, left.cells
+        if not self._free:
+            found: Flags = self._work(left, period_s) >= need
+            return found
+        # Only the window counts, and what is enough in one is enough in any longer one: little is left to be asked.
+        window, where = self._window_s(period_s, cells.train_s), cells.sites * len(self.combinations) + cells.trained
+        enough: Flags = window >= self._enough_s[where]
+        asked = np.flatnonzero(~enough & (window > self._short_s[where]))
+        if len(asked):
+            done = self._work(left.at(asked), period_s[asked]) >= need
+            enough[asked] = done
+            for known_s, extreme, at in (
+                (self._enough_s, np.minimum, asked[done]),
+                (self._short_s, np.maximum, asked[~done]),
+            ):
+                extreme.at(known_s, where[at], window[at])
+        return enough
 
     def hopeless(self, cells: Cells) -> Flags:
         """[c] whether nothing that a cell leaves can roll out at all."""

@@ -49,20 +49,22 @@ class Relaxed:
         *,
         first_bytes: float = 0.0,
     ) -> TrainerCost | None:
-        """What a group of tasks takes on these blocks at best, beside replicas that hold `beside_bytes` by block, and on the
-        first stage of a pipeline at least `first_bytes`; None where it does not fit."""
+        """What a group of tasks takes on these blocks at best, beside replicas that hold `beside_bytes` by stage (of ranks of two
+        kinds: by block), and on the first stage of a pipeline at least `first_bytes`; None where it does not fit."""
         layers = self.columns.split(blocks, tasks)
         if layers is None:
             return None
         if is_mixed(blocks):
             return self._mixed(blocks, tasks, beside_bytes, layers[0])
         stages: list[StageShape] = []
-        for b, held in zip(blocks, beside_bytes or (0.0,) * len(blocks), strict=True):
+        held = beside_bytes or (0.0,) * len(layers)
+        for b in blocks:
             spread = self.spread(b)
             if spread is None:
                 return None
-            one = StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=0, spread=spread, beside_bytes=held)
-            stages += [replace(one, layers=n) for n in layers[len(stages) : len(stages) + b.pp]]
+            one = StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=0, spread=spread)
+            mine = range(len(stages), len(stages) + b.pp)
+            stages += [replace(one, layers=layers[i], beside_bytes=held[i]) for i in mine]
         stages[0] = replace(stages[0], beside_bytes=max(first_bytes, stages[0].beside_bytes))
         links = tuple(self.link(a.kind, b.kind) for a, b in itertools.pairwise(stages))
         return self.columns.cost.trainer(TrainerShape(stages=tuple(stages), links=links, tasks=tasks))

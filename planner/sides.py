@@ -32,7 +32,7 @@ Flags = NDArray[np.bool_]
 MOST_GROUPS = 2
 _MOST_USAGES = 4000  # beyond, pairs of groups are too many to look at
 _MOST_SHAPES = 400_000  # blocks and pairs of blocks
-_CHUNK = 8192
+_CHUNK = 9216
 
 
 def few_shapes(cost: CostModel, classes: Sequence[DeviceClass]) -> bool:
@@ -200,8 +200,8 @@ class Sides:
         ranks = [b.dp if self.cost.context.trainer == "fsdp" else 1 for b in blocks]
         held = [b.weight / total / (b.tp * n * m) for b, n, m in zip(blocks, ranks, room, strict=True)]
         by_size = np.argsort(np.max(held, axis=0), kind="stable") if held else np.arange(0)
-        for start in range(0, len(by_size), _CHUNK):
-            yield tuple(x[by_size[start : start + _CHUNK]] for x in at)
+        for part in np.array_split(by_size, -(-len(by_size) // _CHUNK)) if len(by_size) else ():
+            yield tuple(x[part] for x in at)
 
     def _used(self, kinds: tuple[str, ...], at: tuple[Ints, ...]) -> Ints:
         out = np.zeros((len(at[0]), len(self.kinds)), dtype=int)

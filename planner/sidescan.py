@@ -69,10 +69,8 @@ class SideScan:
             sites=np.full(len(low), everywhere, dtype=np.int64),
             trained=np.asarray(which, dtype=np.int64).reshape(-1),
         )
-        self.pairing = Pairing(cost, self.pools, combinations) if len(low) else None
+        self.pairing = Pairing(cost, self.pools, combinations, free=self.shared) if len(low) else None
         if self.pairing is not None:
-            if self.shared:  # to the pairing, every device is free
-                self.pairing.must_train = np.zeros_like(self.pairing.must_train)
             hopeless = self.pairing.hopeless(self._free(cells))
             cells = cells.at(~hopeless)
         self._cells, self._actors = cells, trained

@@ -11,6 +11,8 @@ or what some shape holds),
 
 import functools
 import itertools
+import math
+from collections import Counter
 from collections.abc import Sequence
 
 from planner.cluster import Link
@@ -35,7 +37,7 @@ class _Level:
     side_s: float
     stages: tuple[
         tuple[str, int, float, float], ...
-    ]  # kind, devices, bytes of models there, most bytes of a replica there
+    ]  # kind, devices, bytes of models there, most bytes of a replica there; those alike once
 
 
 class Turns:
@@ -120,7 +122,7 @@ class Turns:
     def _stages(self, way: Way, g: int) -> tuple[tuple[str, int, float, float], ...]:
         """All devices as `_Level` has them, replicas that hold nothing on the first stage of group `g` and anything elsewhere."""
         taken = dict.fromkeys(self.count, 0)
-        stages: list[tuple[str, int, float, float]] = []
+        found: Counter[tuple[str, float, float]] = Counter()
         for x, (blocks, cost) in enumerate(zip(way.blocks, self._alone(way), strict=True)):
             # Of ranks of two kinds it is not said what lies where: they have all their memory.
             known = not is_mixed(blocks)
@@ -128,8 +130,10 @@ class Turns:
             each = [b for b in blocks for _ in range(b.pp)]
             for i, (b, n) in enumerate(zip(each, held, strict=True)):
                 taken[b.kind] += b.tp * b.dp
-                stages.append((b.kind, b.tp * b.dp, n, 0.0 if (x, i) == (g, 0) and known else float("inf")))
-        return (*stages, *((k, self.count[k] - n, 0.0, float("inf")) for k, n in taken.items()))
+                found[b.kind, n, 0.0 if (x, i) == (g, 0) and known else math.inf] += b.tp * b.dp
+        for kind, n in taken.items():
+            found[kind, 0.0, math.inf] += self.count[kind] - n
+        return tuple((kind, n, held, limit) for (kind, held, limit), n in found.items() if n)
 
     def _cost(self, blocks: tuple[BlockShape, ...], tasks: tuple[Task, ...], held: float) -> TrainerCost | None:
         """What a group takes where replicas hold so much on each device of its first stage."""
@@ -144,7 +148,7 @@ class Turns:
         if not period_s > level.side_s:
             return False
         for kind, devices, held, most in level.stages:
-            left -= devices * self._tokens(kind, held, most, period_s - level.side_s, links[kind]) if devices else 0.0
+            left -= devices * self._tokens(kind, held, most, period_s - level.side_s, links[kind])
         return left <= 0
 
     def _tokens(self, kind: str, held: float, most: float, window_s: float, link: Link) -> float:

@@ -18,8 +18,15 @@ from planner.workload import Lengths, Workload
 _POINTS = 2048
 
 
+@functools.lru_cache(maxsize=64)
 def quantiles(lengths: Lengths, points: int) -> NDArray[np.float64]:
-    """`points` lengths at evenly spaced probabilities, ascending, in tokens (at least 1 each)."""
+    """`points` lengths at evenly spaced probabilities, ascending, in tokens (at least 1 each); not to be written to."""
+    found = _quantiles(lengths, points)
+    found.flags.writeable = False
+    return found
+
+
+def _quantiles(lengths: Lengths, points: int) -> NDArray[np.float64]:
     if lengths.cv == 0:
         return np.full(points, float(lengths.mean_tokens))
     sigma2 = math.log1p(lengths.cv**2)

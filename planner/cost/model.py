@@ -1,5 +1,6 @@
 """`CostModel`: one problem's costs, remembered; every scheduler scores its plans here."""
 
+import functools
 import itertools
 import math
 import statistics
@@ -18,7 +19,7 @@ from planner.cost.ranks import MixedShape, RankShape, mixed_cost, mixed_shape, r
 from planner.cost.routes import Hop
 from planner.cost.step import Group, Offer, Rules, even_period, make_offer, rules_of, solve_period, window_needed_s
 from planner.cost.traffic import linked_egress_usd
-from planner.cost.training import StageShape, TrainerCost, TrainerShape, imbalance, train_cost
+from planner.cost.training import StageShape, TaskWay, TrainerCost, TrainerShape, imbalance, train_cost
 from planner.cost.update import update_s
 from planner.cost.waves import Curve, Wave, finished, makespan
 from planner.plan import Placement, Plan, Prediction, Stage, Task
@@ -54,6 +55,7 @@ class CostModel:
         self.side_tasks = side_tasks(problem.workload)
         self._limits: dict[tuple[ReplicaShape, float], int] = {}
         self._trainers: dict[TrainerShape | MixedShape, TrainerCost | None] = {}
+        self._ways: dict[TrainerShape, dict[TaskWay, TrainerCost]] = {}
         self._skew: dict[int, float] = {}
         self._mixed_skew: dict[tuple[tuple[int, float], ...], float] = {}
         self._curves: dict[tuple[ReplicaShape, int], tuple[Level, Curve]] = {}
@@ -137,8 +139,14 @@ class CostModel:
             ok = all(tp_divides(m, s.tp) for s in shape.stages for m in models)
             ok = ok and all(s.dp <= p.workload.samples_per_step for s in shape.stages)
             skew = [self.skew(s.dp) for s in shape.stages] if ok else []
-            self._trainers[shape] = train_cost(self.context, shape, skew) if ok else None
+            self._trainers[shape] = train_cost(self.context, shape, skew, self._ways_of(shape)) if ok else None
         return self._trainers[shape]
+
+    def _ways_of(self, shape: TrainerShape) -> dict[TaskWay, TrainerCost]:
+        """What ways to run tasks on those stages are known to take, whatever replicas hold there."""
+        if any(s.beside_bytes for s in shape.stages):
+            shape = replace(shape, stages=tuple(replace(s, beside_bytes=0.0) for s in shape.stages))
+        return self._ways.setdefault(replace(shape, tasks=()), {})
 
     def _mixed(self, shape: MixedShape) -> TrainerCost | None:
         ok = all(tp_divides(self.context.of(t).model, shape.tp) for t in shape.tasks)
@@ -251,7 +259,8 @@ class CostModel:
         self, plan: Plan, tasks: Mapping[Placement, tuple[Task, ...]]
     ) -> tuple[tuple[Placement, TrainerCost], ...] | None:
         """Every group of tasks with its cost."""
-        beside = {d: replica_resident_bytes(self.context, r.tp, r.pp) for r in plan.rollouts for d in r.devices}
+        held = functools.cache(functools.partial(replica_resident_bytes, self.context))  # many replicas are alike
+        beside = {d: held(r.tp, r.pp) for r in plan.rollouts for d in r.devices}
         out: list[tuple[Placement, TrainerCost]] = []
         for p in plan.sides:
             cost = self.trainer(self.trainer_shape(p, tasks[p], beside)) if tasks[p] and p.stages else None

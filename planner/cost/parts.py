@@ -3,11 +3,12 @@
 A shape is one block or two in pipeline: `pp` stages of one kind each, of `dp` groups of `tp` devices. The stages of a shape
 differ in their layers, in what lies next to them and in what the first and the last hold, and so fall into at most eight
 *parts* of equal stages: of the first block its first stage, those in the middle with one layer more, those with one less, its
-last; and so of the second block. Arrays have one row a part and one column a shape.
+last; and so of the second block, whose last part is the last stage of the shape. Axes of arrays are block, part of it and shape;
+of what all parts of a block have in common the second is 1. Figures of parts that a shape does not have (`count` 0) are such
+that they add nothing: choosing by a mask costs an array ten times what a sum or a maximum does.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -15,14 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster import Link
-from planner.cost.training import split_layers
 from planner.record import record
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int_]
 Bools = NDArray[np.bool_]
-PARTS = 8
-BLOCKS = (slice(0, 4), slice(4, 8))  # the parts of either block
+PARTS = (2, 4)  # blocks, parts of each
 T = TypeVar("T")
 
 
@@ -62,14 +61,16 @@ class Hop:
 
 @record
 class Parts:
-    """The parts of every shape: rows of eight, by columns."""
+    """The parts of every shape."""
 
     count: Array  # stages in the part; 0 where there is none
-    index: Ints  # the first of them, from the front
-    layers: Array
-    waits: Array  # crossings of one sample's worth: multiples are added by task
+    behind: Array  # stages behind the front of the first of them, itself included
+    layers: Array  # 0 where there is no such part
+    between: Array  # borders between the blocks that it touches
+    inside: Array  # borders inside its block
     first: Bools
     last: Bools
+    absent: Array  # infinite where there is no such part, else 0
 
 
 def divided(first: Block | None, second: Block, layers: int, head_layers: float) -> tuple[Ints, ...]:
@@ -94,43 +95,62 @@ def divided(first: Block | None, second: Block, layers: int, head_layers: float)
         more[row, columns] = given
         rest = rest - given
     last = out[2] + more[2]
-    plainly = functools.cache(lambda *weights: split_layers(layers, weights, head_layers))
-    for i in np.flatnonzero((na + nb <= layers) & (rest < 0)):  # rare: stages whose share is less than a layer
-        plain = plainly(*[float(wa[i])] * int(na[i]), *[float(second.weight[i])] * int(nb[i]))
-        assert plain is not None, "there are no more stages than layers"
-        for row, stages in ((0, plain[: na[i]]), (1, plain[na[i] : -1])):
-            out[row, i], more[row, i] = min(stages, default=1), sum(n > min(stages) for n in stages)
-        last[i] = plain[-1]
+    taken = np.flatnonzero((na + nb <= layers) & (rest < 0))  # of stages whose share is less than a layer
+    if len(taken):
+        out[:, taken], more[:, taken] = _taken_back(ideal[:, taken], out[:, taken], size[:, taken], -rest[taken])
+        last[taken] = out[2, taken]
     last = np.where(na + nb <= layers, last, 0)
     return out[0], more[0], out[1], more[1], last
 
 
+def _taken_back(ideal: Array, out: Ints, size: Ints, count: Ints) -> tuple[Ints, Ints]:
+    """Layers of the three runs of equal stages after `count` are taken back, one by one from the stage most above its ideal (of
+    equals the larger, then the hindmost): (of a stage, how many stages of the run have one more)."""
+    out, less = out.copy(), np.zeros_like(out)  # stages of the run with a layer less, the hindmost
+    columns = np.arange(out.shape[1])
+    while (open_ := count > 0).any():
+        above = np.where((out > 1) & (size > 0), np.round(out - ideal, 9), -np.inf)
+        worst = np.zeros(len(columns), dtype=int)
+        for run in (1, 2):
+            mine, most = (above[run], out[run]), (above[worst, columns], out[worst, columns])
+            worst[(mine[0] > most[0]) | (mine[0] == most[0]) & (mine[1] >= most[1])] = run
+        at = worst[open_], columns[open_]
+        less[at] += 1
+        count = count - open_
+        whole = less == size
+        out, less = out - whole * (less > 0), less * ~whole
+    return out - (less > 0), np.where(less > 0, size - less, 0)
+
+
 def parts_of(first: Block | None, second: Block, split: Sequence[Ints]) -> Parts:
-    """The parts; `waits` holds, for the three kinds of border (in the first block, between, in the second), how many each
-    part touches."""
+    """The parts of shapes whose layers are divided so."""
     la, ma, lb, mb, ll = split
     na = np.zeros_like(second.pp) if first is None else first.pp
     nb, zero = second.pp, np.zeros_like(second.pp)
     n = na + nb
     between_a, between_b = np.clip(na - 2, 0, None), np.clip(nb - 2, 0, None)
     mid_a, mid_b = np.clip(ma - 1, 0, between_a), np.clip(mb - 1, 0, between_b)
-    count = np.stack(
-        [
-            (na >= 1) * 1, mid_a, between_a - mid_a, (na >= 2) * 1, (nb >= 2) * 1, mid_b, between_b - mid_b, zero + 1,
-        ]
-    )  # fmt: skip
-    index = np.stack([zero, zero + 1, np.maximum(1, ma), na - 1, na, na + 1, na + np.maximum(1, mb), n - 1])
-    layers = np.stack([la + (ma >= 1), la + 1, la, la + (ma >= na), lb + (mb >= 1), lb + 1, lb, ll])
-    border_a = np.stack([na >= 2, zero + 2, zero + 2, zero + 1, zero, zero, zero, zero])
-    between = np.stack([(na == 1) & (nb >= 1), zero, zero, zero + 1, na >= 1, zero, zero, (nb == 1) & (na >= 1)])
-    border_b = np.stack([zero, zero, zero, zero, zero + 1, zero + 2, zero + 2, nb >= 2])
+
+    def by_part(rows: Sequence[Ints | Bools]) -> Ints:
+        return np.array(rows, dtype=int).reshape(*PARTS, -1)
+
+    count = by_part(
+        [(na >= 1) * 1, mid_a, between_a - mid_a, (na >= 2) * 1, (nb >= 2) * 1, mid_b, between_b - mid_b, zero + 1]
+    )
+    index = by_part([zero, zero + 1, np.maximum(1, ma), na - 1, na, na + 1, na + np.maximum(1, mb), n - 1])
+    layers = by_part([la + (ma >= 1), la + 1, la, la + (ma >= na), lb + (mb >= 1), lb + 1, lb, ll])
+    inside = by_part([na >= 2, zero + 2, zero + 2, zero + 1, zero + 1, zero + 2, zero + 2, nb >= 2])
+    between = by_part([(na == 1) & (nb >= 1), zero, zero, zero + 1, na >= 1, zero, zero, (nb == 1) & (na >= 1)])
+    there = count > 0
     return Parts(
         count=count.astype(float),
-        index=index,
-        layers=layers.astype(float),
-        waits=np.stack([border_a, between, border_b]).astype(float),
+        behind=(n - index).astype(float),
+        layers=(layers * there).astype(float),
+        between=(between * there).astype(float),
+        inside=(inside * there).astype(float),
         first=index == 0,
         last=index == n - 1,
+        absent=np.array([np.inf, 0.0]).take(there),
     )
 
 

@@ -15,6 +15,7 @@ A packing trainer (`Capabilities.train_row_tokens`) fills micro-batches to that 
 and makes logits of response tokens only, a chunk at a time.
 """
 
+import functools
 import heapq
 import math
 from collections.abc import Iterable, Sequence
@@ -79,7 +80,18 @@ class TrainerCost:
 
 
 @record
-class _Way:
+class _Run:
+    """Stages in a row that are alike and hold alike; the first and the last of a pipeline are never among others."""
+
+    at: int  # the first of them
+    stage: StageShape
+    count: int
+    resident_bytes: float
+    skew: float
+
+
+@record
+class TaskWay:
     """One way to run a task: so many micro-batches, and whether activations are computed twice."""
 
     task: Task
@@ -129,13 +141,15 @@ def assign_sequences(lengths: Iterable[float], workers: int) -> tuple[tuple[int,
 
 
 def imbalance(ctx: Context, dp: int) -> float:
-    """Tokens of the fullest of `dp` workers over the mean, after `assign_sequences` on the workload's quantiles."""
+    """Tokens of the fullest of `dp` workers over the mean, where `assign_sequences` gives out the workload's quantiles."""
     if dp == 1:
         return 1.0
     count = min(ctx.workload.samples_per_step, max(1024, dp))
-    lengths = [ctx.m.prompt + float(x) for x in quantiles(ctx.workload.response, count)]
-    fullest = max(sum(lengths[i] for i in group) for group in assign_sequences(lengths, dp))
-    return fullest * dp / sum(lengths)
+    lengths: list[float] = [ctx.m.prompt + x for x in quantiles(ctx.workload.response, count).tolist()]
+    loads = [0.0] * dp  # a heap
+    for length in reversed(lengths):
+        heapq.heapreplace(loads, loads[0] + length)
+    return max(loads) * dp / sum(lengths)
 
 
 def passes(workload: Workload, recompute: bool, task: Task = "actor_training") -> tuple[int, int]:
@@ -183,32 +197,34 @@ def crossing_s(ctx: Context, link: Link, *, share: float, task: Task = "actor_tr
     return crossings * send_s(link, ctx.batch_tokens * share * ctx.model.hidden * ctx.model.dtype_bytes, ctx.a)
 
 
-def train_cost(ctx: Context, shape: TrainerShape, skew: Sequence[float]) -> TrainerCost | None:
+def train_cost(
+    ctx: Context, shape: TrainerShape, skew: Sequence[float], known: dict[TaskWay, TrainerCost] | None = None
+) -> TrainerCost | None:
     """The cheapest way to run the tasks of `shape`, one after the other; None when they do not fit together.
 
     Models of the group lie on its devices side by side; the task at work has what they leave. Each picks its micro-batch
-    and recomputation. `skew` is the DP imbalance by stage.
+    and recomputation. `skew` is the DP imbalance by stage; `known`: what ways were found to take on these stages, whatever
+    replicas hold there, added to.
     """
+    known = {} if known is None else known
     tasks = shape.tasks or side_tasks(ctx.workload)
     layers = {t: layers_of(ctx.of(t).model, [s.layers for s in shape.stages]) for t in tasks}
     n = len(shape.stages)
     if any(split is None for split in layers.values()):
         return None
+    held = functools.cache(functools.partial(task_state_bytes, ctx))
     resident = tuple(
-        sum(
-            task_state_bytes(
-                ctx, t, tasks, layers=(layers[t] or ())[i], tp=s.tp, dp=s.dp, first=i == 0, last=i == n - 1
-            )
-            for t in tasks
-        )
+        sum(held(t, tasks, layers=(layers[t] or ())[i], tp=s.tp, dp=s.dp, first=i == 0, last=i == n - 1) for t in tasks)
         for i, s in enumerate(shape.stages)
     )
     parts: list[TrainerCost] = []
     for task in tasks:
         split = layers[task]
         assert split is not None
-        mine = replace(shape, stages=tuple(replace(s, layers=x) for s, x in zip(shape.stages, split, strict=True)))
-        found = _task_cost(ctx.of(task), mine, skew, task, resident)
+        mine = shape
+        if split != tuple(s.layers for s in shape.stages):
+            mine = replace(shape, stages=tuple(replace(s, layers=x) for s, x in zip(shape.stages, split, strict=True)))
+        found = _task_cost(ctx.of(task), task, mine.links, _runs(mine, skew, resident), known)
         if found is None:
             return None
         parts.append(found)
@@ -225,60 +241,74 @@ def train_cost(ctx: Context, shape: TrainerShape, skew: Sequence[float]) -> Trai
 
 
 def _task_cost(
-    ctx: Context, shape: TrainerShape, skew: Sequence[float], task: Task, resident: Sequence[float]
+    ctx: Context, task: Task, links: Sequence[Link], runs: Sequence[_Run], known: dict[TaskWay, TrainerCost]
 ) -> TrainerCost | None:
     """The fastest way to run one task, over micro-batch sizes and recomputation; None when nothing fits."""
     best: TrainerCost | None = None
-    samples, dp_max = ctx.workload.samples_per_step, max(s.dp for s in shape.stages)
+    samples, dp_max = ctx.workload.samples_per_step, max(run.stage.dp for run in runs)
     for recompute in (False, True) if task in TRAINING else (False,):
         for sequences in micro_sequences(ctx):
             rounds = max(1, math.ceil(samples / (sequences * dp_max)))
-            way = _Way(task=task, rounds=rounds, recompute=recompute)
-            if not _fits(ctx, shape, way, resident):
+            way = TaskWay(task=task, rounds=rounds, recompute=recompute)
+            if not _fits(ctx, runs, way):
                 break
-            cost = _timed(ctx, shape, skew, way)
-            if best is None or cost.train_s < best.train_s:
-                best = cost
+            if way not in known:
+                known[way] = _timed(ctx, runs, links, way)
+            if best is None or known[way].train_s < best.train_s:
+                best = known[way]
             if rounds == 1:
                 break
     return best
 
 
-def _fits(ctx: Context, shape: TrainerShape, way: _Way, resident: Sequence[float]) -> bool:
+def _runs(shape: TrainerShape, skew: Sequence[float], resident: Sequence[float]) -> list[_Run]:
+    found: list[_Run] = []
     n = len(shape.stages)
-    for i, stage in enumerate(shape.stages):
+    for i, (stage, s, held) in enumerate(zip(shape.stages, skew, resident, strict=True)):
+        before = found[-1] if 1 < i < n - 1 else None
+        if before is not None and before.resident_bytes == held and before.stage == stage:
+            found[-1] = replace(before, count=before.count + 1)
+        else:
+            found.append(_Run(at=i, stage=stage, count=1, resident_bytes=held, skew=s))
+    return found
+
+
+def _fits(ctx: Context, runs: Sequence[_Run], way: TaskWay) -> bool:
+    n = runs[-1].at + 1
+    for run in runs:
+        stage = run.stage
         working = task_working_bytes(
             ctx,
             way.task,
             layers=stage.layers,
             tp=stage.tp,
-            last=i == n - 1,
-            in_flight=min(way.rounds, n - i),
+            last=run.at == n - 1,
+            in_flight=min(way.rounds, n - run.at),  # those behind the first have fewer
             tokens=max(ctx.m.longest, ctx.batch_tokens / (way.rounds * stage.dp)),
             recompute=way.recompute,
         )
-        if not stage_fits(ctx, stage.kind, resident[i] + stage.beside_bytes + working):
+        if not stage_fits(ctx, stage.kind, run.resident_bytes + stage.beside_bytes + working):
             return False
     return True
 
 
-def _timed(ctx: Context, shape: TrainerShape, skew: Sequence[float], way: _Way) -> TrainerCost:
+def _timed(ctx: Context, runs: Sequence[_Run], links: Sequence[Link], way: TaskWay) -> TrainerCost:
     task, rounds, recompute = way.task, way.rounds, way.recompute
-    n, share = len(shape.stages), 1 / rounds
+    n, share = len(links) + 1, 1 / rounds
     trains = task in TRAINING
     times: list[float] = []
     sync = update = 0.0
-    one_layer_s: dict[tuple[str, int, int, Spread], float] = {}  # stages of a block are alike
-    for i, stage in enumerate(shape.stages):
-        kind, last = ctx.kind(stage.kind), i == n - 1
-        like = (stage.kind, stage.dp, stage.tp, stage.spread)
-        if like not in one_layer_s:
-            one_layer_s[like] = layer_s(ctx, stage, share=share, recompute=recompute, task=task)
-        busy = stage.layers * one_layer_s[like]
-        busy = (busy + (head_s(ctx, stage, share=share, task=task) if last else 0.0)) * skew[i]
+    one_layer_s, like = 0.0, tuple[object, ...]()
+    for run in runs:
+        stage, kind, last = run.stage, ctx.kind(run.stage.kind), run.at == n - 1
+        mine = (stage.kind, stage.dp, stage.tp, stage.spread)
+        if like != mine:  # stages of a block are alike
+            like, one_layer_s = mine, layer_s(ctx, stage, share=share, recompute=recompute, task=task)
+        busy = stage.layers * one_layer_s
+        busy = (busy + (head_s(ctx, stage, share=share, task=task) if last else 0.0)) * run.skew
         busy += stage.layers * kind.train_floor_s if trains else 0.0
         busy = max(busy, passes(ctx.workload, recompute, task)[0] * stage.layers * kind.launch_s)
-        params = stage_params(ctx.model, stage.layers, first=i == 0, last=last and task != "critic_training")
+        params = stage_params(ctx.model, stage.layers, first=run.at == 0, last=last and task != "critic_training")
         size = params * ctx.model.dtype_bytes
         shards = stage.tp
         if ctx.trainer == "fsdp":
@@ -291,9 +321,9 @@ def _timed(ctx: Context, shape: TrainerShape, skew: Sequence[float], way: _Way) 
         if trains:
             moved = 2 * params * state_bytes_per_param(ctx.model) / shards
             update = max(update, moved / hbm_rate(ctx, kind) + kind.train_fixed_s)
-        times.append(busy)
-    borders = [crossing_s(ctx, link, share=share, task=task) for link in shape.links]
-    through = pipeline_time(times, borders, rounds)
+        times += [busy] * run.count
+    crossing = {link: crossing_s(ctx, link, share=share, task=task) for link in dict.fromkeys(links)}
+    through = pipeline_time(times, [crossing[link] for link in links], rounds)
     return TrainerCost(
         train_s=through.total_s + sync + update,
         compute_s=through.busy_s,

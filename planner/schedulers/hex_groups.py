@@ -23,11 +23,12 @@ from planner.schedulers.layouts import laid_out, layouts
 from planner.search import Search
 from planner.sides import Way
 from planner.sidescan import SideCell, SideScan
-from planner.space import BlockShape, DeviceClass, replica_shapes
+from planner.space import BlockShape, DeviceClass, is_mixed, replica_shapes
 from planner.workflow import TRAINING
 
 _SEEN, _WAYS = 400, 3  # ways looked at, and the fastest of them laid out, on a large fleet
 _LAYOUTS = 2  # of the first group there; the second has its fastest
+_SHARES = 256  # ways for replicas to share the stages of a way that are tried on a small fleet; beyond, blocks share as a whole
 _CELLS, _SPAN = 24, 1.15  # cells whose ways are estimated, and how far beyond a cell's bound
 _TIE = 1e-9
 
@@ -40,7 +41,7 @@ class _Group:
     stages: tuple[StageLayout, ...]
     cost: TrainerCost
     used: tuple[int, ...]
-    shared: tuple[str, ...]  # kinds whose devices replicas may share
+    shared: tuple[tuple[str, ...], ...]  # by stage, kinds whose devices replicas may share
 
 
 @record
@@ -58,7 +59,7 @@ def plan_cell(search: Search, scan: SideScan, cell: SideCell, period_s: float, *
     ways: Iterator[Way] = scan.sides.ways(scan.in_order(cell.used), scan.in_order(cell.actor), _to_beat_s(search))
     if small:
         for way in ways:
-            for shares in _shares(way, _besides(scan)):
+            for shares in _shares(scan, way):
                 if _least_s(scan, way, shares) < _to_beat_s(search):
                     _plan_way(search, scan, way, shares, _most(way, shares), small=True)
         return
@@ -135,7 +136,7 @@ def _plan_levels(
             if search.halted():
                 return
             tried.append(levels)
-            shares = tuple(tuple(levels[b.kind] for b in blocks) for blocks in way.blocks)
+            shares = tuple(tuple(levels[b.kind] for b in _by_stage(blocks)) for blocks in way.blocks)
             best = search.best
             if _least_s(scan, way, shares) + window_s < _to_beat_s(search):
                 _plan_way(search, scan, way, shares, levels, small=False)
@@ -184,19 +185,29 @@ def _besides(scan: SideScan) -> tuple[float, ...]:
     return (*sorted({replica_resident_bytes(cost.context, s.tp, s.pp) for s in shapes}), 0.0)
 
 
-def _shares(way: Way, besides: Sequence[float]) -> Iterator[tuple[tuple[float, ...], ...]]:
-    """By group and block, what replicas may hold on its devices: every combination, the same everywhere first."""
-    blocks = sum(len(b) for b in way.blocks)
-    for flat in sorted(itertools.product(besides, repeat=blocks), key=lambda f: len(set(f))):
+def _by_stage(blocks: Sequence[BlockShape]) -> tuple[BlockShape, ...]:
+    """The block of every stage; of ranks of two kinds, of either block of them."""
+    return tuple(b for b in blocks for _ in range(b.pp))
+
+
+def _shares(scan: SideScan, way: Way) -> Iterator[tuple[tuple[float, ...], ...]]:
+    """By group and stage, what replicas may hold on its devices: every combination, the same everywhere first. Where no
+    micro-batch has a floor scarce memory costs little, and stages of a block hold alike."""
+    besides, kinds = _besides(scan), scan.cost.problem.cluster.kinds
+    whole = not any(kinds[k].train_floor_s for k in _kinds(way))
+    whole |= len(besides) ** sum(len(_by_stage(blocks)) for blocks in way.blocks) > _SHARES
+    # By group, numbers of stages that hold alike.
+    runs = [[b.pp for b in blocks] if whole else [1] * len(_by_stage(blocks)) for blocks in way.blocks]
+    for flat in sorted(itertools.product(besides, repeat=sum(map(len, runs))), key=lambda f: len(set(f))):
         each = iter(flat)
-        yield tuple(tuple(next(each) for _ in b) for b in way.blocks)
+        yield tuple(tuple(held for n in some for held in (next(each),) * n) for some in runs)
 
 
 def _most(way: Way, shares: tuple[tuple[float, ...], ...]) -> dict[str, float]:
-    """By kind, the most that replicas may hold on a block of it."""
+    """By kind, the most that replicas may hold on a stage of it."""
     out: dict[str, float] = {}
     for blocks, held in zip(way.blocks, shares, strict=True):
-        for b, n in zip(blocks, held, strict=True):
+        for b, n in zip(_by_stage(blocks), held, strict=True):
             out[b.kind] = max(out.get(b.kind, 0.0), n)
     return out
 
@@ -231,7 +242,9 @@ def _group(
     *,
     small: bool,
 ) -> Iterator[_Group]:
-    shared = tuple(b.kind for b, held in zip(blocks, beside, strict=True) if held)
+    kinds = [b.kind if held else None for b, held in zip(_by_stage(blocks), beside, strict=True)]
+    together = [kinds] if is_mixed(blocks) else [[k] for k in kinds]
+    shared = tuple(tuple(k for k in some if k is not None) for some in together)
     if not small:
         regions = tuple(dict.fromkeys(c.place.region for c in classes))
         found = laid_out(scan.columns, classes, blocks, regions, tasks=tasks, beside_bytes=beside, whole=False)
@@ -281,12 +294,12 @@ def _shared_stages(groups: Sequence[_Group], classes: int) -> list[_SharedStage]
         _SharedStage(
             at=(g, i),
             held_bytes=held,
-            kinds=group.shared,
+            kinds=kinds,
             devices=tuple(s.tp * s.chunks.count(c) for c in range(classes)),
         )
         for g, group in enumerate(groups)
-        for i, (s, held) in enumerate(zip(group.stages, group.cost.resident_bytes, strict=True))
-        if set(s.kind.split("+")) & set(group.shared)
+        for i, (s, held, kinds) in enumerate(zip(group.stages, group.cost.resident_bytes, group.shared, strict=True))
+        if kinds
     ]
     return sorted(found, key=lambda x: (x.held_bytes, x.at))
 

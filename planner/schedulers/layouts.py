@@ -53,7 +53,7 @@ def laid_out(
 ) -> list[LaidOut]:
     """Layouts of a group in those regions, fastest first; those that use each of them, unless not `whole`.
 
-    `tasks` () are all but generation; `beside_bytes`: by block, what replicas hold on its devices.
+    `tasks` () are all but generation; `beside_bytes`: by stage, what replicas hold on its devices.
     """
     layers = columns.split(blocks, tasks)
     if layers is None:
@@ -150,7 +150,7 @@ def _costed(
     if is_mixed(blocks):
         mixed = mixed_stage(columns, classes, blocks, stages, tasks=tasks, beside_bytes=beside_bytes)
         return None if mixed is None else LaidOut(stages=mixed.stages, cost=mixed.cost, used=mixed.used)
-    beside = [held for b, held in zip(blocks, beside_bytes or (0.0,) * len(blocks), strict=True) for _ in range(b.pp)]
+    beside = beside_bytes or (0.0,) * len(layers)
     cluster = columns.cost.problem.cluster
     places = [tuple(classes[i].place for i in dict.fromkeys(ix)) for ix in stages]
     owner = [b for b in blocks for _ in range(b.pp)]

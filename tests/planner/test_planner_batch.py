@@ -93,10 +93,11 @@ def test_what_else_fits_beside_a_group_does_not_slow_it(p: Problem) -> None:
             assert [sides.kinds[k] for k in sides.block_kinds[at] if k >= 0] == [b.kind for b in blocks]
             # The batch counts in float32: limits and what is held are right to some roundings of a device's memory.
             off = 1e-6 * max(k.memory_bytes for k in p.cluster.kinds.values())
-            beside = sides.relaxed.group(blocks, group, [max(0.0, r - off) for r in room])
+            stages = [r for b, r in zip(blocks, room, strict=True) for _ in range(b.pp)]
+            beside = sides.relaxed.group(blocks, group, [max(0.0, r - off) for r in stages])
             assert beside is not None
             assert beside.train_s == pytest.approx(alone.train_s, rel=1e-9)
-            more = sides.relaxed.group(blocks, group, [r + off for r in room])
+            more = sides.relaxed.group(blocks, group, [r + off for r in stages])
             assert more is None or more.train_s >= alone.train_s
             for b, mean, some in zip(blocks, held, _by_block(blocks, alone.resident_bytes), strict=True):
                 assert mean == pytest.approx(sum(some) / b.pp, rel=1e-6)

@@ -43,11 +43,6 @@ def workflows(draw: st.DrawFn, *, most: int = 4, modes: tuple[str, ...] = ("asyn
         )
     if caps.task_groups == 2 and caps.colocate:
         w = replace(w, reward="rule")  # for the same reason
-    if caps.colocate:
-        # What replicas hold is searched by block of a trainer, not by stage: docs/concepts/planner.md says what it may cost
-        # where a micro-batch has a floor.
-        kinds = {name: replace(k, train_floor_s=0.0) for name, k in p.cluster.kinds.items()}
-        p = replace(p, cluster=replace(p.cluster, kinds=kinds))
     return replace(p, workload=w, capabilities=caps)
 
 

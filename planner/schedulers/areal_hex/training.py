@@ -108,7 +108,7 @@ def lay_outs(
 ) -> Iterator[Trainer]:
     """The blocks on the classes, in the order of the classes; where stages lie on few machines, in every order of them.
 
-    `beside_bytes`: by block, what replicas hold on its devices.
+    `beside_bytes`: by stage (of ranks of two kinds: by block), what replicas hold on its devices.
     """
     orders = []
     for block in blocks:
@@ -154,7 +154,7 @@ def _lay_out(
     if layers is None:
         return None
     cluster = columns.cost.problem.cluster
-    beside = [held for b, held in zip(blocks, beside_bytes or (0.0,) * len(blocks), strict=True) for _ in range(b.pp)]
+    beside = beside_bytes or (0.0,) * len(layers)
     places: list[tuple[Place, ...]] = [tuple(classes[i].place for i in dict.fromkeys(ix)) for _, ix in by_stage]
     shape = TrainerShape(
         stages=tuple(
