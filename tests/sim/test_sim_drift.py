@@ -94,3 +94,12 @@ def test_a_device_is_fast_again_once_it_was_measured_so_for_long_enough(planned:
     assert HALF_S + RULE.enter_s < slow[0] < back_s
     assert slow[-1] > back_s + RULE.leave_s
     assert not seen[-1][1]
+
+
+def test_the_figures_of_the_simulators_page(planned: tuple[Problem, Plan]) -> None:
+    """Half its speed from 100 s on. The slow devices generate after the move: left idle, the run would have 67,700 tokens/s."""
+    slow = Change(at_s=100.0, event="slow", nodes=("a",), factor=2.0)
+    kept, moved = (run(planned, slow, drift=rule, until_s=900.0) for rule in (None, RULE))
+    assert kept.tokens_per_s == pytest.approx(52_964, rel=0.01)
+    assert moved.tokens_per_s == pytest.approx(73_862, rel=0.01)
+    assert [round(at_s) for at_s, _ in moved.plans] == [0, 164]
