@@ -37,6 +37,12 @@ class DeviceKind:
     train_fixed_s: float = 0.0  # what a training step costs whatever its batch
     source: str = ""  # where the figures come from
     paced: bool = False  # real work on a CPU at a declared speed
+    slow_of: str = ""  # the kind whose devices these are, where they are a part of it that runs slower
+
+    @property
+    def base(self) -> str:
+        """The kind whose curves, measured tables and links hold for this one: itself, or that of which it is a slow part."""
+        return self.slow_of or self.name
 
     def __post_init__(self) -> None:
         _positive(
@@ -110,7 +116,8 @@ class Cluster:
 
     The link between devices a and b is, first match wins: same node -> the kind's own `link_bytes_per_s` (the slower
     of the two kinds); same region and same kind -> `same_kind`; same region -> `cross_kind`; else the entry of
-    `regions` for the (sorted) pair, else `cross_region`. A pair of regions has one link for both directions.
+    `regions` for the (sorted) pair, else `cross_region`. A pair of regions has one link for both directions. Slow devices of a
+    kind are of that kind here.
     """
 
     kinds: Mapping[str, DeviceKind]
@@ -164,9 +171,13 @@ class Cluster:
             rate = min(self.kinds[a.kind].link_bytes_per_s, self.kinds[b.kind].link_bytes_per_s)
             return Link(latency_s=self.intra_node_latency_s, bytes_per_s=rate)
         if a.region == b.region:
-            return self.same_kind if a.kind == b.kind else self.cross_kind
+            return self.inside_region(a.kind, b.kind)
         pair = (a.region, b.region) if a.region <= b.region else (b.region, a.region)
         return self.regions.get(pair, self.cross_region)
+
+    def inside_region(self, a: str, b: str) -> Link:
+        """The link between machines of two kinds in one region."""
+        return self.same_kind if self.kinds[a].base == self.kinds[b].base else self.cross_kind
 
 
 def fleet_usd_per_h(kinds: Mapping[str, DeviceKind], names: Iterable[str]) -> float | None:

@@ -80,7 +80,7 @@ class Pools:
         if trained == other:
             links.append(self.cluster.same_kind.bulk())
         elif self._together[trained, other]:
-            links.append(self.cluster.cross_kind.bulk())
+            links.append(self.cluster.inside_region(a, b).bulk())
         links += [x for g in self.sites if len(g) > 1 for x in self.pairs(g)]
         links += [x for x in self.links.values() if several]
         # Kinds that never share a region have no link inside one site; nothing is asked of it either.

@@ -3,7 +3,9 @@
 `Problem.speeds` has the share of its kind's speed that a device reaches. A search knows kinds, not single devices, so it is
 asked three times: with slow devices as kinds of their own, with everything as if nothing were slow, and with slow devices
 that may only generate. Every answer is then held against the one yardstick
-`scored`: the cost model's word on the plan, with each placement as fast as its slowest device lets it be.
+`scored`: the cost model's word on the plan, with each placement as fast as its slowest device lets it be. Replicas are told
+to the cost model as slow: what a weight update costs them is as long as before, and their staleness bound is a tighter one. A trainer's
+seconds are stretched as a whole.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -41,10 +43,16 @@ def scored(problem: Problem, plan: Plan) -> ScoredPlan | None:
     there = {d.id for d in problem.cluster.devices}
     if any(d not in there for p in plan.placements for d in p.devices):
         return None
-    found = CostModel(problem).evaluate(plan)
+    speeds = slow_devices(problem)
+    beside = {d for p in plan.sides for d in p.devices}  # a trainer on a kind apart would be another shape
+    generate = [p for p in plan.rollouts if not beside & set(p.devices) and _slowest(p, speeds) < 1]
+    told, names = _with_kinds(problem, {d: _slowest(p, speeds) for p in generate for d in p.devices}, grain=None)
+    found = CostModel(told).evaluate(_relabelled(plan, {d.id: d.kind for d in told.cluster.devices}))
     if found is None:
         return None
-    return slowed(found.plan, found.prediction, slow_devices(problem), synchronous=problem.workload.synchronous)
+    rest = {d: share for d, share in speeds.items() if d in beside}
+    back = _with_real_kinds(found.plan, names)
+    return slowed(back, found.prediction, rest, synchronous=problem.workload.synchronous)
 
 
 def slowed(plan: Plan, prediction: Prediction, speeds: Mapping[str, float], *, synchronous: bool) -> ScoredPlan:
@@ -125,10 +133,10 @@ def solve_slowed(problem: Problem, solve: Solve, on_incumbent: Callable[[Feasibl
 def with_kinds_of_their_own(problem: Problem, slow: Mapping[str, float]) -> tuple[Problem, dict[str, str]]:
     """The problem with slow devices as kinds of their own ("L40S at 0.5"), and the real kind of each of those.
 
-    A slow kind has its kind's figures and measured tables, and both efficiencies times the share. No trainer has ranks of two
+    A slow kind has its kind's figures, curves, tables and links, and both efficiencies times the share. No trainer has ranks of two
     kinds here: shares of tokens by kind would not survive the way back.
     """
-    found, names = _with_kinds(problem, slow)
+    found, names = _with_kinds(problem, slow, grain=SHARE_GRAIN)
     force, kinds = problem.in_force, {d.id: d.kind for d in found.cluster.devices}
     return replace(
         found,
@@ -137,8 +145,8 @@ def with_kinds_of_their_own(problem: Problem, slow: Mapping[str, float]) -> tupl
     ), names
 
 
-def _with_kinds(problem: Problem, slow: Mapping[str, float]) -> tuple[Problem, dict[str, str]]:
-    """Slow devices as kinds of their own, by shares in multiples of the grain."""
+def _with_kinds(problem: Problem, slow: Mapping[str, float], *, grain: float | None) -> tuple[Problem, dict[str, str]]:
+    """Slow devices as kinds of their own, by shares in multiples of the grain (None: as they are)."""
     if not slow:
         return problem, {}
     cluster = problem.cluster
@@ -146,22 +154,18 @@ def _with_kinds(problem: Problem, slow: Mapping[str, float]) -> tuple[Problem, d
     for d in cluster.devices:
         if d.id not in slow:
             continue
-        share = max(SHARE_GRAIN, round(slow[d.id] / SHARE_GRAIN) * SHARE_GRAIN)
-        kind, name = cluster.kinds[d.kind], f"{d.kind} at {share:.2f}"
+        share = slow[d.id] if grain is None else max(grain, round(slow[d.id] / grain) * grain)
+        kind, name = cluster.kinds[d.kind], f"{d.kind} at {share!r}" if grain is None else f"{d.kind} at {share:.2f}"
         of[d.id], names[name] = name, d.kind
         kinds[name] = replace(
             kind,
             name=name,
             train_efficiency=kind.train_efficiency * share,
             rollout_efficiency=kind.rollout_efficiency * share,
+            slow_of=kind.base,
         )
     devices = tuple(replace(d, kind=of.get(d.id, d.kind)) for d in cluster.devices)
-    tables = problem.calibration
-    if tables is not None:
-        alike = [replace(t, kind=name) for name, base in names.items() if (t := tables.of(base)) is not None]
-        tables = replace(tables, kinds=(*tables.kinds, *alike))
-    slow_cluster = replace(cluster, kinds=kinds, devices=devices)
-    return replace(problem, cluster=slow_cluster, calibration=tables), names
+    return replace(problem, cluster=replace(cluster, kinds=kinds, devices=devices)), names
 
 
 def _relabelled(plan: Plan, kinds: Mapping[str, str]) -> Plan:
@@ -208,11 +212,12 @@ def _with_real_kinds(plan: Plan, back: Mapping[str, str]) -> Plan:
 
 
 def _told(problem: Problem, found: Feasible) -> Feasible | None:
-    """The answer on devices as slow as they are. Replicas run as many samples as was found best."""
-    score = scored(problem, found.plan)
+    """The answer on devices as slow as they are. Where it was found for fast ones, as many samples as are best run on slow ones."""
+    slow = slow_devices(problem)
+    free = [replace(p, max_running=None) if slow.keys() & set(p.devices) else p for p in found.plan.rollouts]
+    score = scored(problem, replace(found.plan, placements=(*found.plan.sides, *free)))
     if score is None:
         return None
-    slow = slow_devices(problem)
     used = [d for p in score.plan.placements for d in p.devices if d in slow]
     lines = tuple(f"counts {d} at {slow[d]:.2f} of its kind's speed" for d in sorted(used)[:8])
     return replace(

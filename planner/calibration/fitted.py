@@ -21,8 +21,8 @@ def curves_with(kind: DeviceKind, calibration: Calibration | None) -> Curves | N
     None for a name that is neither in the catalogue nor calibrated: the assumptions hold. A calibrated name that the catalogue
     lacks starts from the reference kinds. Simulated and paced points are points too; their label stays in the provenance.
     """
-    base = curves_of(kind.name, kind.peak_flops, kind.hbm_bytes_per_s)
-    tables = calibration.of(kind.name) if calibration is not None and kind.name not in _NO_GPU else None
+    base = curves_of(kind.base, kind.peak_flops, kind.hbm_bytes_per_s)
+    tables = calibration.of(kind.base) if calibration is not None and kind.base not in _NO_GPU else None
     if tables is None or (base is None and not (tables.gemm or tables.prefill or tables.decode)):
         return base
     if base is None:

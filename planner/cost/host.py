@@ -96,7 +96,7 @@ def _stage_loaded(ctx: Context, p: Placement, i: int, task: Task, beside: Sequen
 
 
 def _counted(cluster: Cluster, kind: str) -> bool:
-    return not cluster.kinds[kind].paced and kind != "host-cpu"
+    return not cluster.kinds[kind].paced and cluster.kinds[kind].base != "host-cpu"
 
 
 def usable_bytes(ctx: Context, node: str) -> float | None:

@@ -31,7 +31,7 @@ def link_between(cluster: Cluster, a: Place, b: Place) -> Link:
         rate = min(cluster.kinds[a.kind].link_bytes_per_s, cluster.kinds[b.kind].link_bytes_per_s)
         return Link(latency_s=cluster.intra_node_latency_s, bytes_per_s=rate)
     if a.region == b.region:
-        return (cluster.same_kind if a.kind == b.kind else cluster.cross_kind).bulk()
+        return cluster.inside_region(a.kind, b.kind).bulk()
     pair = (a.region, b.region) if a.region <= b.region else (b.region, a.region)
     return cluster.regions.get(pair, cluster.cross_region).bulk()
 

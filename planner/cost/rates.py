@@ -84,7 +84,7 @@ class Rates:
     ) -> Correction | None:
         """Measured over modelled seconds of a decode step, by running samples; None where the engine was not measured with a
         model of that size (within 2 %) on that shape. `modelled` gives tokens/s at a point."""
-        tables = None if self.calibration is None or kind.paced else self.calibration.of(kind.name)
+        tables = None if self.calibration is None or kind.paced else self.calibration.of(kind.base)
         if tables is None or not tables.engine:
             return None
         key = (kind.name, model, tp, pp)

@@ -33,7 +33,7 @@ def update_s(ctx: Context, kind_name: str, link: Link) -> float:
     The fixed part is that of all weights also where few are sent: every tensor is verified and swapped.
     """
     kind, a = ctx.kind(kind_name), ctx.a
-    local = kind.paced or kind.name == "host-cpu"
+    local = kind.paced or kind.base == "host-cpu"
     efficiency = 1.0 if local else a.update_efficiency
     fixed = (
         a.update_fixed_local_s if local else a.update_fixed_s * min(1.0, ctx.model.weight_bytes / a.update_fixed_bytes)

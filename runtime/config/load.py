@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from planner.errors import HexError
 from planner.record import record, replace
 from runtime.config import locate
+from runtime.config.drift import drift_faults
 from runtime.config.emit import to_toml
 from runtime.config.problem import cluster_from_config, workload_from_config
 from runtime.config.schema import Config
@@ -349,10 +350,11 @@ def _resolve(config: Config, base: Path) -> Config:
 
 
 def _contradictions(config: Config) -> Iterator[_Fault]:
-    """Values that are good alone and do not go together: what the planner's problem cannot be made of."""
+    """Values that are good alone and do not go together: what the planner's problem or a rule cannot be made of."""
     if config.fleet.devices:
         yield from _refused(lambda: cluster_from_config(config))
     yield from _refused(lambda: workload_from_config(config))
+    yield from map(_of, drift_faults(config.drift))
     if config.rollout.engine == "vllm":
         yield from _not_of_vllm(config)
 
@@ -373,8 +375,12 @@ def _refused(make: Callable[[], object]) -> Iterator[_Fault]:
     try:
         make()
     except HexError as e:
-        loc: Loc = tuple(int(p) if p.isdigit() else p for p in e.where.split("."))
-        yield _Fault(loc=loc, what=e.what, got=e.got, expected=e.expected, hint=e.hint)
+        yield _of(e)
+
+
+def _of(e: HexError) -> _Fault:
+    loc: Loc = tuple(int(p) if p.isdigit() else p for p in e.where.split("."))
+    return _Fault(loc=loc, what=e.what, got=e.got, expected=e.expected, hint=e.hint)
 
 
 def _missing_files(config: Config) -> Iterator[_Fault]:

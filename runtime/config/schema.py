@@ -363,14 +363,11 @@ class DriftSection(Section):
     cooldown: Seconds = Field(120.0, validate_default=True, description="from one planning for drift to the next")
     payback: Seconds = Field(1800.0, validate_default=True, description="a move must have paid within that")
     margin: float = Field(1.5, gt=0, description="it must earn so many times what it costs")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if not self.enter_share < self.leave_share:
-            raise ValueError(
-                "drift.enter_share must be below drift.leave_share: a device that is slow is not yet fast again"
-            )
-        return self
+    retry: Seconds = Field(
+        1800.0,
+        validate_default=True,
+        description="a slow device that nobody could judge for so long is tried again; each recovery doubles it",
+    )
 
 
 class SimulationSection(Section):

@@ -8,6 +8,11 @@ own past, which follows it slowly while nothing is wrong: what changes over hour
 within minutes is drift. A slow one that was moved to where it has neither peers nor a past is held against its kind's factor there, and
 where no factor was measured, against its own first figures there, as those of a device that is as slow as it was.
 
+A slow device that the plan leaves idle shows nothing, not even that it is fast again. So one that nobody could judge for
+`retry_s` counts at its kind's speed again: where the plan then gives it work it is judged by that, and is slow again if it is.
+Each time doubles what has to pass before the next, so that a device that stays slow is moved to and fro less and less: in a
+time T at most 1 + log2(1 + T / retry_s) times, and one that recovers is tried again no later than it was slow, plus `retry_s`.
+
 Slow devices, and those whose newest block was, are left out of their kind's factor (`aside`): measured / modelled speed =
 calibration factor x speed, and nothing is counted twice. Devices of one unit share its figure; which of them is to blame
 nobody can tell.
@@ -22,8 +27,10 @@ from planner.record import record
 from runtime.core import event as ev
 from runtime.core.calibrating import KEEP, LEAST, MOST, RECENT, Calibrating, Recent, factor_for
 from runtime.core.event import UnitRole
-from runtime.core.state import ClusterState
+from runtime.core.state import ClusterState, DeviceBelief
 from runtime.policy.drift import LEAST_SHARE, MATERIAL, DeviceDrift, DriftRule, watched
+
+MOST_RETRY_DOUBLINGS = 30  # centuries: never again
 
 
 @record
@@ -41,6 +48,7 @@ class Drifting:
     drifts: Mapping[str, DeviceDrift] = dataclasses.field(default_factory=dict)  # by device
     pasts: Mapping[tuple[str, UnitRole], Past] = dataclasses.field(default_factory=dict)  # by (device, role)
     suspects: frozenset[str] = frozenset()  # devices whose newest block was as slow as a slow one's
+    judged_s: Mapping[str, float] = dataclasses.field(default_factory=dict)  # slow devices: when one was last judged
 
 
 def aside(state: ClusterState, drifting: Drifting) -> frozenset[str]:
@@ -50,8 +58,9 @@ def aside(state: ClusterState, drifting: Drifting) -> frozenset[str]:
 
 def drift(
     calibrating: Calibrating, state: ClusterState, before: Drifting, rule: DriftRule, now_s: float
-) -> tuple[tuple[ev.DeviceDrifted, ...], Drifting]:
-    """One look at units whose newest block ended now: events for devices that are slow, fast again or otherwise slow."""
+) -> tuple[tuple[ev.DeviceDrifted | ev.DeviceRetried, ...], Drifting]:
+    """One look at units whose newest block ended now: events for devices that are slow, fast again or otherwise slow, and for
+    slow ones that nobody could judge for long."""
     known = {d.id: d for d in state.present}
     drifts = {d: before.drifts.get(d, DeviceDrift(slow=b.speed < 1, recoveries=b.recoveries)) for d, b in known.items()}
     pasts = {key: p for key, p in before.pasts.items() if key[0] in known}
@@ -71,7 +80,28 @@ def drift(
         if unit.at_s == now_s and len(unit.log_ratios) == RECENT and not wrong & set(unit.devices):
             pasts |= {(d, unit.role): _fed(pasts.get((d, unit.role)), unit.log_ratios[0]) for d in unit.devices}
     events = tuple(e for u, _ in told for e in look.changes(u, shares[u.devices[0]], after, now_s))
-    return events, Drifting(drifts=after, pasts=pasts, suspects=frozenset(suspects))
+    judged_s = {d: now_s if d in shares else before.judged_s.get(d, now_s) for d, x in after.items() if x.slow}
+    retried = tuple(
+        _retried(known[d], now_s - at_s) for d, at_s in judged_s.items() if _is_due(known[d], now_s - at_s, rule)
+    )
+    again = {e.device: DeviceDrift(recoveries=e.recoveries) for e in retried}
+    return (*events, *retried), Drifting(
+        drifts=after | again,
+        pasts=pasts,
+        suspects=frozenset(suspects - again.keys()),
+        judged_s={d: at_s for d, at_s in judged_s.items() if d not in again},
+    )
+
+
+def _is_due(device: DeviceBelief, unjudged_s: float, rule: DriftRule) -> bool:
+    """Whether a slow device is to be tried again; `ldexp`, as a device may have recovered a thousand times."""
+    return unjudged_s >= math.ldexp(rule.retry_s, min(device.recoveries, MOST_RETRY_DOUBLINGS))
+
+
+def _retried(device: DeviceBelief, unjudged_s: float) -> ev.DeviceRetried:
+    return ev.DeviceRetried(
+        device=device.id, before=device.speed, unmeasured_s=unjudged_s, recoveries=device.recoveries + 1
+    )
 
 
 def _fed(old: Past | None, log_ratio: float) -> Past:
@@ -101,8 +131,8 @@ class _Look:
         pasts = [p for d in unit.devices if (p := self.pasts.get((d, unit.role))) is not None]
         if pasts:
             return statistics.fmean(p.log_ratio for p in pasts)
-        if not any(self.drifts[d].slow for d in unit.devices):
-            return None  # its first figures are what its kind is held for
+        if not any(self.drifts[d].slow or self.drifts[d].recoveries for d in unit.devices):
+            return None  # its first figures are what its kind is held for; not those of one that was slow before
         if key not in self.state.calibration:
             return None
         factor = factor_for(self.state.calibration, *key)
@@ -157,3 +187,8 @@ def drift_reason(e: ev.DeviceDrifted, names: str) -> str:
     if e.speed < 1:
         return f"{names} {verb} at {of_plan}" + (f" for {e.for_s:.0f} s" if e.for_s >= 1 else "")
     return f"{names} {verb} at {'its' if one else 'their'} kind's speed again, {of_plan} for {e.for_s:.0f} s"
+
+
+def retry_reason(e: ev.DeviceRetried, name: str) -> str:
+    """The same of a device that is tried again."""
+    return f"{name} is tried at its kind's speed again: nobody could judge it for {e.unmeasured_s:.0f} s"

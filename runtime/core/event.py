@@ -108,6 +108,16 @@ class DeviceDrifted:
 
 
 @record
+class DeviceRetried:
+    """Nobody measured a slow device for so long that it counts at its kind's speed again, until it is measured otherwise."""
+
+    device: str
+    before: float  # share of its kind's speed that plans counted with until now
+    unmeasured_s: float
+    recoveries: int  # so far, this one included
+
+
+@record
 class StepOrdered:
     """A migration step was decided. Recorded before it is carried out; repeats carry the same id and no new record.
 
@@ -391,6 +401,7 @@ Event = (
     | DeviceQuarantined
     | DeviceReleased
     | DeviceDrifted
+    | DeviceRetried
     | StepOrdered
     | UnitAppeared
     | UnitAdopted

@@ -7,7 +7,7 @@ from typing import Any
 from planner.record import replace
 from runtime.api.wire import CommandResult
 from runtime.core import event as ev
-from runtime.core.drifting import drift_reason
+from runtime.core.drifting import drift_reason, retry_reason
 from runtime.core.solved import PlanCause, SolvedPlan
 from runtime.core.state import ClusterState, DeviceBelief, Need, OpenProposal, Unit, UnitStatus
 
@@ -137,6 +137,11 @@ def _device_drifted(state: ClusterState, e: ev.DeviceDrifted, at_s: float) -> Cl
         return state  # the first plan counts with it
     names = ", ".join(state.display(d) for d in e.devices)
     return _needed(state, "drift", drift_reason(e, names), at_s)
+
+
+def _device_retried(state: ClusterState, e: ev.DeviceRetried, at_s: float) -> ClusterState:
+    state = _device(state, e.device, speed=1.0, recoveries=e.recoveries)
+    return state if state.plan is None else _needed(state, "drift", retry_reason(e, state.display(e.device)), at_s)
 
 
 def _step_ordered(state: ClusterState, e: ev.StepOrdered, at_s: float) -> ClusterState:
@@ -271,6 +276,7 @@ _HANDLERS: Mapping[type, Handler] = {
     ev.DeviceQuarantined: _device_quarantined,
     ev.DeviceReleased: _device_released,
     ev.DeviceDrifted: _device_drifted,
+    ev.DeviceRetried: _device_retried,
     ev.StepOrdered: _step_ordered,
     ev.UnitAppeared: lambda s, e, t: _unit(s, e.unit, e.epoch, "seen", t),
     ev.UnitAdopted: _unit_adopted,

@@ -6,7 +6,7 @@ from typing import assert_never
 from planner.record import record
 from runtime.api.wire import EventRow, Level
 from runtime.core import event as ev
-from runtime.core.drifting import drift_reason
+from runtime.core.drifting import drift_reason, retry_reason
 from runtime.core.solved import SolvedPlan
 from runtime.core.state import ClusterState
 
@@ -51,6 +51,8 @@ def words(event: ev.Event, display: Display) -> Words:
             return _device_words(event, display(event.device))
         case ev.DeviceDrifted():
             return _drift_words(event, display)
+        case ev.DeviceRetried():
+            return Words(message=retry_reason(event, display(event.device)), subject=event.device)
         case ev.UnitAppeared() | ev.UnitServed() | ev.UnitDrained() | ev.UnitDied() | ev.UnitStopped():
             return _unit_words(event)
         case ev.UnitAdopted():

@@ -27,6 +27,9 @@ class DriftRule:
     cooldown_s: float = 120.0  # from one planning for drift to the next
     payback_s: float = 1800.0  # a move must earn `margin` times what it costs within that
     margin: float = 1.5
+    retry_s: float = (
+        1800.0  # a slow device that nobody could judge for so long is tried again; each recovery doubles it
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.enter_share < self.leave_share <= 1:

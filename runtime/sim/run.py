@@ -378,7 +378,8 @@ class Run:
     def _needs(self, cause: PlanCause, reason: str) -> None:
         """elastic: a plan is needed; the runtime's rule says when it is worked on."""
         now, old = self.flow.now_s, self._need
-        self._rev += 1
+        # As in the daemon: a planning under way is not thrown away for one more slow device, whose turn is a cool-down later.
+        self._rev += cause != "drift"
         self._need = Need(
             causes=(old.causes if old else frozenset()) | {cause},
             reasons=(*(old.reasons if old else ()), reason),

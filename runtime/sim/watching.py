@@ -10,7 +10,7 @@ from planner.plan import Placement, Plan, Prediction
 from planner.problem import Problem
 from runtime.core import event as ev
 from runtime.core.calibrating import Calibrating, Modelled, calibrate
-from runtime.core.drifting import Drifting, aside, drift, drift_reason, speeds
+from runtime.core.drifting import Drifting, aside, drift, drift_reason, retry_reason, speeds
 from runtime.core.fold import fold
 from runtime.core.modelled import CostedWork
 from runtime.core.observation import Observation, ReplicaSeen, TrainerSeen, Work
@@ -90,7 +90,10 @@ class Watch:
         drifted, self._drifting = drift(self._calibrating, self._state, self._drifting, self.rule, now_s)
         self._fold(drifted, now_s)
         self.speeds = speeds(self._state)
-        return ", ".join(drift_reason(e, ", ".join(e.devices)) for e in drifted)
+        return ", ".join(
+            retry_reason(e, e.device) if isinstance(e, ev.DeviceRetried) else drift_reason(e, ", ".join(e.devices))
+            for e in drifted
+        )
 
     def _fold(self, events: Sequence[ev.Event], now_s: float) -> None:
         self._state = fold(self._state, (ev.Stored(seq=0, at_s=now_s, event=e) for e in events))

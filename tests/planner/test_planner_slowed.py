@@ -120,6 +120,37 @@ def test_a_trainer_does_not_wait_for_a_slow_device(plain: Feasible) -> None:
     assert again.prediction.tokens_per_s == pytest.approx(found.prediction.tokens_per_s)
 
 
+@pytest.mark.parametrize("device", [d.id for d in PROBLEM.cluster.devices])
+def test_a_device_hardly_slower_changes_hardly_anything(plain: Feasible, device: str) -> None:
+    """A slow part of a kind keeps its curves and links: nothing but its speed is another."""
+    told = scored(replace(PROBLEM, speeds={device: 1 - 1e-6}), plain.plan)
+    assert told is not None
+    assert told.prediction.rollout_s == pytest.approx(plain.prediction.rollout_s, rel=1e-4)
+    assert told.prediction.step_s == pytest.approx(plain.prediction.step_s, rel=1e-4)
+    assert told.prediction.update_s == plain.prediction.update_s
+
+
+def test_what_an_update_costs_a_slow_replica_is_as_long_as_before(plain: Feasible) -> None:
+    """All replicas at half their speed: twice the seconds of decoding and of the prefixes, the same of the transfer."""
+    generates = {d for p in plain.plan.rollouts for d in p.devices}
+    told = scored(replace(PROBLEM, speeds=dict.fromkeys(generates, 0.5)), plain.plan)
+    assert told is not None
+    before, after = plain.prediction, told.prediction
+    assert after.update_s == before.update_s
+    assert after.rollout_s == pytest.approx(2 * before.rollout_s - before.update_s, rel=1e-6)
+    rates = zip(plain.plan.rollouts, told.plan.rollouts, strict=True)
+    assert all(b.rate_tokens_per_s == pytest.approx((a.rate_tokens_per_s or 0.0) / 2) for a, b in rates)
+
+
+def test_slow_machines_of_a_kind_are_joined_as_before() -> None:
+    found, _ = with_kinds_of_their_own(PROBLEM, {"b1": 0.5})
+    there = {d.id: d for d in found.cluster.devices}
+    far = replace(there["b2"], id="c0", node="c")
+    assert found.cluster.link(there["b1"], far) == found.cluster.same_kind
+    assert found.cluster.link(there["b1"], there["a0"]) == found.cluster.cross_kind
+    assert [found.cluster.kinds[d.kind].base for d in found.cluster.devices] == ["H800"] * 4 + ["H20"] * 4
+
+
 @pytest.mark.parametrize("kind", ["pin", "cordon"])
 def test_an_operators_word_on_a_slow_device_stands(plain: Feasible, kind: str) -> None:
     assert plain.plan.train is not None

@@ -1,6 +1,7 @@
-"""A paced run whose trainer's device is slowed while it runs: seen, planned for, moved. Nothing is lost. That it comes back
-is tested in virtual time (tests/core, tests/daemon): here the device hardly works in its new role, so it takes long to be known."""
+"""A paced run whose trainer's device is slowed while it runs: seen, planned for, moved, and back once the device is as fast as
+before. Nothing is lost. In its new role the device hardly works: what brings it back is either that or the retry."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.live import ROOT, LiveRun, by_role, identity_holds, steps
 
 pytestmark = [pytest.mark.ray, pytest.mark.accept, pytest.mark.timeout(1200)]
 WAIT_S = 240.0
+BACK_S = 420.0
 CUT = 0.2
 LAST = 4  # steps that a rate is over; those before a move are not among the six that follow it
 RULE = """
@@ -19,6 +21,7 @@ RULE = """
 enter = "10 s"
 leave = "10 s"
 cooldown = "10 s"
+retry = "180 s"
 """
 # Far slower than the shipped speeds, with smaller batches: a loaded host keeps up, so that only what is cut is slow. Training is
 # the longer side, so the device that is best at it trains.
@@ -95,7 +98,24 @@ def test_a_run_moves_its_trainer_off_a_device_that_became_slow(run: LiveRun, tmp
     assert identity_holds(s)
     assert moved > 1.5 * cut
 
-    print(f"paced, trained tokens/s: {fine:.0f} before, {cut:.0f} cut, {moved:.0f} moved")
+    pacing.write_text(DECLARED)
+    recovered_s = time.monotonic()
+    s = run.until(lambda s: all(d.speed == 1 for d in s.devices), "it counts as fast again", deadline_s=BACK_S)
+    known_s = time.monotonic() - recovered_s
+    s = run.until(
+        lambda s: bool(by_role(s, "train")) and by_role(s, "train")[0].id == old.id, "it comes back", deadline_s=WAIT_S
+    )
+    came_s = time.monotonic() - recovered_s
+    assert s.plan is not None
+    assert old.display in s.plan.trigger
+    print(f"paced: known after {known_s:.0f} s, back after {came_s:.0f} s by {s.plan.trigger!r}")
+    began = steps(s)
+    s = run.until(lambda s: steps(s) >= began + 6, "steps where it began", deadline_s=WAIT_S)
+    back = trained_tokens_per_s(run)
+    assert identity_holds(s)
+    assert back > moved
+
+    print(f"paced, trained tokens/s: {fine:.0f} before, {cut:.0f} cut, {moved:.0f} moved, {back:.0f} back")
     assert run.cli("down", "--run", run.info.id).returncode == 0
     assert run.end(60) == 0
     whole = audit(run.info.paths.ledger)

@@ -94,3 +94,24 @@ def test_a_device_is_fast_again_once_it_was_measured_so_for_long_enough(planned:
     assert HALF_S + RULE.enter_s < slow[0] < back_s
     assert slow[-1] > back_s + RULE.leave_s
     assert not seen[-1][1]
+
+
+def test_the_figures_of_the_simulators_page(planned: tuple[Problem, Plan]) -> None:
+    """Half its speed from 100 s on. The slow devices generate after the move: left idle, the run would have 67,700 tokens/s."""
+    slow = Change(at_s=100.0, event="slow", nodes=("a",), factor=2.0)
+    kept, moved = (run(planned, slow, drift=rule, until_s=900.0) for rule in (None, RULE))
+    assert kept.tokens_per_s == pytest.approx(52_964, rel=0.01)
+    assert moved.tokens_per_s == pytest.approx(73_862, rel=0.01)
+    assert [round(at_s) for at_s, _ in moved.plans] == [0, 164]
+
+
+def test_one_more_slow_device_does_not_throw_a_planning_away(planned: tuple[Problem, Plan]) -> None:
+    """With this seed the replica is found slow four seconds before the rank, and its plan comes after five."""
+    slow = Change(at_s=100.0, event="slow", nodes=("a",), factor=2.0)
+    found = simulate(
+        *planned,
+        Options(steps=None, until_s=200.0, seed=1, changes=(slow,), budget=QUICK, costs=COSTS, drift=RULE),
+    )
+    [_, (at_s, why)] = found.plans
+    assert at_s < 165.0
+    assert why.startswith("a1 generates")
