@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.bench_weights import goal_s
+from benchmarks.compare_trl import LAST, rows_of, summary
 
 READINGS = Path(__file__).parent / "readings"
 PAGE = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
@@ -71,3 +72,63 @@ def test_training_speed_is_told_as_read(file: str, name: str, way: str) -> None:
     ours, plain = (read[f"{name}_{who}_tokens_per_s"] for who in (f"ours_{way}", "hf"))
     assert ours > plain
     assert f"| {ours:,.0f} | {plain:,.0f} | {ours / plain:.2f} |" in PAGE
+
+
+def steps_of(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (READINGS / f"{name}-smollm2-2xh200.jsonl").read_text().splitlines()]
+
+
+def reached(steps: list[dict[str, float]], reward: float) -> tuple[float, int]:
+    """Seconds and steps until the mean of `LAST` steps is that high."""
+    for i in range(LAST, len(steps) + 1):
+        if statistics.fmean(s["reward_mean"] for s in steps[i - LAST : i]) >= reward:
+            return steps[i - 1]["at_s"] - steps[0]["at_s"], i
+    raise AssertionError(f"never {reward}")
+
+
+def test_hexctl_beside_trl_is_told_as_read() -> None:
+    trl = json.loads((READINGS / "trl-smollm2-2xh200.json").read_text())
+    still, learn = (rows_of(steps_of(name)) for name in ("still", "learn"))
+    ours, theirs = summary(still), summary(trl["still"])
+    rates = [f["trained_tokens_per_s"] for f in (ours, theirs)]
+    assert rates[0] / rates[1] > 1.2
+    assert f"| {rates[0]:,.0f} | {rates[1]:,.0f} | {rates[0] / rates[1]:.2f} |" in PAGE
+    assert f"| {ours['step_s_median']:.3f} s | {theirs['step_s_median']:.3f} s |" in PAGE
+    assert f"| {ours['tokens_a_sample']:.0f} | {theirs['tokens_a_sample']:.0f} |" in PAGE
+    (our_s, our_steps), (their_s, their_steps) = reached(learn, 0.06), reached(trl["learn"], 0.06)
+    assert (
+        f"| {our_s:.0f} s, {our_steps} steps | {their_s:.0f} s, {their_steps} steps | {their_s / our_s:.1f} |" in PAGE
+    )
+    hourly = [summary(rows)["reward_per_hour"] for rows in (learn, trl["learn"])]
+    assert f"| {hourly[0]:.1f} | {hourly[1]:.1f} | {hourly[0] / hourly[1]:.1f} |" in PAGE
+
+
+def test_runs_beside_trl_kept_their_promises() -> None:
+    read = json.loads((READINGS / "quiet-smollm2-2xh200.json").read_text())
+    for name in ("still", "learn"):
+        assert max(r["staleness_max"] for r in steps_of(name)) == ETA
+        assert (read[name]["audit_faults"], read[name]["exit_code"]) == ([], 0)
+        assert f"{read[name]['daemon_core_share_a_device']:.1%}" == "0.8%"
+        assert 0.09 <= round(read[name]["flow_core_share_a_device"], 2) <= 0.10
+
+
+def test_the_predicted_step_is_told_beside_the_measured_one() -> None:
+    read = json.loads((READINGS / "predicted-2xh200.json").read_text())
+    at = read["at_lengths"]
+    times = [r["time_unix_s"] for r in steps_of("still")]
+    assert (times[71] - times[12]) / 59 == pytest.approx(read["step_s"], abs=1e-3)
+    for measured in (read["step_s"], (times[71] - times[7]) / 64):
+        assert f"| {at['step_s']:.3f} s | {measured:.3f} s |" in PAGE
+        assert f"{at['step_s'] / measured - 1:+.1%}".replace("%", " %") in PAGE
+    assert (
+        f"| {at['train_s']:.3f} s | {read['turn_s']:.3f} s | {at['train_s'] / read['turn_s'] - 1:+.0%}".replace(
+            "%", " %"
+        )
+        in PAGE
+    )
+
+
+def test_admission_is_told_as_read() -> None:
+    read = json.loads((READINGS / "admission-h200.json").read_text())["smollm2-135m"]
+    together, at_once = (read[way]["tokens_per_s"] for way in ("together", "at once"))
+    assert f"{together:,.0f} tokens/s, each at once {at_once:,.0f}" in PAGE
