@@ -15,6 +15,7 @@ from contextlib import closing
 import psutil
 
 from benchmarks.timing import cpu_s
+from runtime.profile.bench import Answered
 from runtime.rl.engine.held import Held
 from runtime.rl.engine.spec import VllmSpec
 from runtime.rl.engine.vllm_engine import VllmEngine
@@ -39,19 +40,6 @@ REF = WeightsRef(lineage=0, version=0, path="scripted", digest="d0")
 VOCAB_IDS = tuple(5 + (11 * i) % 49_000 for i in range(PROMPT))
 
 
-class _Answer:
-    """A reply that is there at once."""
-
-    def __init__(self, reply: ExchangeReply) -> None:
-        self._reply = reply
-
-    def done(self) -> bool:
-        return True
-
-    def result(self, timeout_s: float) -> ExchangeReply:
-        return self._reply
-
-
 class _Supply:
     """A flow that keeps slots filled and packs what it is sent, as Ray does on the replica's side."""
 
@@ -65,7 +53,7 @@ class _Supply:
         if request.version is not None:
             leases = tuple(self._lease() for _ in range(SLOTS + AHEAD - self._held))
             self._held += len(leases)
-        return _Answer(ExchangeReply(ack_seq=request.seq, order="serve", leases=leases, weights=REF))
+        return Answered(ExchangeReply(ack_seq=request.seq, order="serve", leases=leases, weights=REF))
 
     def _lease(self) -> Lease:
         n = self._next = self._next + 1

@@ -51,7 +51,7 @@ class Drive:
     )
 
 
-class _Answered:
+class Answered:
     """A reply that is there at once."""
 
     def __init__(self, reply: ExchangeReply) -> None:
@@ -84,7 +84,7 @@ class _Supply:
             self._held.add(lease.sample)
             new.append(lease)
         order = "stop" if self.stop else "serve"
-        return _Answered(
+        return Answered(
             ExchangeReply(ack_seq=request.seq, order=order, leases=tuple(new), weights=self._ref)  # type: ignore[arg-type]
         )
 
