@@ -12,9 +12,8 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.bench_generation import model_config
+from benchmarks.bench_generation import engine_spec, model_config
 from runtime.profile.bench import Drive, decode
-from runtime.rl.engine.spec import VllmSpec
 from runtime.rl.engine.vllm_engine import VllmEngine
 from runtime.rl.types import WeightsRef
 
@@ -26,26 +25,9 @@ def measured(shape: str, given: argparse.Namespace, *, hold: bool) -> dict[str, 
     """Figures of one engine over `given.seconds` at work."""
     model = model_config(shape)
     longest = given.tokens + given.tokens // 2
-    engine = VllmEngine(
-        VllmSpec(
-            model=model,
-            slots=given.slots,
-            max_length=given.prompt + longest + 1,
-            eos_ids=frozenset(),
-            seed=1,
-            dtype=given.dtype,
-            device=given.device,
-            gpu_memory_share=given.share,
-            kv_cache_bytes=2 * 2**30,
-            threads=given.threads,
-            eager=given.device == "cpu",
-            hold=hold,
-        )
-    )
-    engine._version, engine._digest = (
-        REF.version,
-        REF.digest,
-    )  # random weights: what is measured does not depend on them
+    engine = VllmEngine(engine_spec(model, given, slots=given.slots, longest=longest, hold=hold))
+    # Random weights: what is measured does not depend on them.
+    engine._version, engine._digest = REF.version, REF.digest
     drive = Drive(
         running=given.slots, prompt_tokens=given.prompt, new_tokens=given.tokens, vocab=model["vocab_size"], spread=True
     )

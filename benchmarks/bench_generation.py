@@ -19,7 +19,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runtime.rl.engine.spec import VllmSpec
 
 MODELS = Path(__file__).resolve().parents[1] / "configs" / "models"
 SHAPES = {"1.5b": "r1-distill-qwen-1.5b", "7b": "qwen2.5-7b"}
@@ -37,17 +40,16 @@ def model_config(shape: str) -> dict[str, Any]:
     return config
 
 
-def hexctl_seconds(shape: str, given: argparse.Namespace, *, direct: bool = True) -> dict[str, Any]:
-    """Seconds of each run, by number of sequences. Not `direct`: through vLLM's output processor."""
+def engine_spec(
+    model: dict[str, Any], given: argparse.Namespace, *, slots: int, longest: int, **ways: Any
+) -> "VllmSpec":
+    """An engine for prompts of `given.prompt` tokens and answers of at most `longest`; `ways`: what a benchmark compares."""
     from runtime.rl.engine.spec import VllmSpec
-    from runtime.rl.engine.vllm_engine import VllmEngine
-    from runtime.rl.types import Lease, SampleId
 
-    model = model_config(shape)
-    spec = VllmSpec(
+    return VllmSpec(
         model=model,
-        slots=max(given.sequences),
-        max_length=given.prompt + given.tokens + 1,
+        slots=slots,
+        max_length=given.prompt + longest + 1,
         eos_ids=frozenset(),
         seed=1,
         dtype=given.dtype,
@@ -56,9 +58,17 @@ def hexctl_seconds(shape: str, given: argparse.Namespace, *, direct: bool = True
         kv_cache_bytes=2 * 2**30,
         threads=given.threads,
         eager=given.device == "cpu",
-        direct=direct,
-        ahead=given.ahead,
+        **ways,
     )
+
+
+def hexctl_seconds(shape: str, given: argparse.Namespace, *, direct: bool = True) -> dict[str, Any]:
+    """Seconds of each run, by number of sequences. Not `direct`: through vLLM's output processor."""
+    from runtime.rl.engine.vllm_engine import VllmEngine
+    from runtime.rl.types import Lease, SampleId
+
+    model = model_config(shape)
+    spec = engine_spec(model, given, slots=max(given.sequences), longest=given.tokens, direct=direct, ahead=given.ahead)
     began = time.perf_counter()
     engine = VllmEngine(spec)
     engine._version = 0  # dummy weights: what is measured does not depend on them
