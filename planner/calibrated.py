@@ -61,12 +61,14 @@ def calibrated(problem: Problem, calibration: Calibration, engine: str = "torch"
     `engine`: what generates, as `EngineRate.engine` names it; rates of another one say nothing of it."""
     kinds = dict(problem.cluster.kinds)
     for name, kind in kinds.items():
-        tables = calibration.of(name)
+        tables = calibration.of(kind.base)
         if tables is None or (tables.provenance.how == "paced") != kind.paced:
             continue  # a paced device never has a card's figures, nor a card those of a paced device
         if not tables.provenance.source.startswith(OURS):
             continue  # of another engine
-        kinds[name] = _paced(problem, kind, tables) if kind.paced else _reached(problem, kind, tables, engine)
+        whole = kind.whole()
+        found = _paced(problem, whole, tables) if kind.paced else _reached(problem, whole, tables, engine)
+        kinds[name] = found.at(kind.slow_share, name) if kind.slow_of else found
     if kinds == problem.cluster.kinds:
         return problem
     return replace(_with_kinds(problem, kinds), calibration=_with_own_rates(problem, kinds, calibration, engine))
@@ -80,10 +82,10 @@ def _with_own_rates(
     kept = problem.calibration or Calibration()
     found: list[KindTables] = []
     for tables in calibration.kinds:
-        kind = kinds.get(tables.kind)
+        kind = next((k for k in kinds.values() if k.base == tables.kind), None)
         if kind is None or kind.paced or not tables.provenance.source.startswith(OURS):
             continue
-        reached = kind.rollout_efficiency
+        reached = kind.rollout_efficiency / kind.slow_share
         own = tuple(
             replace(r, tokens_per_s=r.tokens_per_s / reached)
             for r in own_rates(problem, tables, engine).engine

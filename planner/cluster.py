@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from planner.errors import InvalidInput
-from planner.record import record
+from planner.record import record, replace
 
 
 def _positive(owner: str, **values: float | None) -> None:
@@ -38,11 +38,38 @@ class DeviceKind:
     source: str = ""  # where the figures come from
     paced: bool = False  # real work on a CPU at a declared speed
     slow_of: str = ""  # the kind whose devices these are, where they are a part of it that runs slower
+    slow_share: float = 1.0  # of that kind's speed; it is in both efficiencies
 
     @property
     def base(self) -> str:
         """The kind whose curves, measured tables and links hold for this one: itself, or that of which it is a slow part."""
         return self.slow_of or self.name
+
+    def at(self, share: float, name: str) -> "DeviceKind":
+        """The same at a share of its speed, under a name of its own: figures, curves, tables and links stay those of the kind."""
+        return replace(
+            self,
+            name=name,
+            train_efficiency=self.train_efficiency * share,
+            rollout_efficiency=self.rollout_efficiency * share,
+            slow_of=self.base,
+            slow_share=self.slow_share * share,
+        )
+
+    def whole(self) -> "DeviceKind":
+        """The kind that this is a slow part of, as far as it is known here; itself where it is none."""
+        return (
+            self if not self.slow_of else replace(self.at(1 / self.slow_share, self.base), slow_of="", slow_share=1.0)
+        )
+
+    def in_parts(self, parts: int) -> "DeviceKind":
+        """What one of `parts` users of a card has that take turns on it: an equal part of its memory, its speed and its price."""
+        price = self.price_usd_per_h
+        return replace(
+            self.at(1 / parts, f"{self.name} 1/{parts}"),
+            memory_bytes=self.memory_bytes / parts,
+            price_usd_per_h=None if price is None else price / parts,
+        )
 
     def __post_init__(self) -> None:
         _positive(
@@ -54,6 +81,7 @@ class DeviceKind:
             train_efficiency=self.train_efficiency,
             rollout_efficiency=self.rollout_efficiency,
             prefill_efficiency=self.prefill_efficiency,
+            slow_share=self.slow_share,
         )
         if self.price_usd_per_h is not None and self.price_usd_per_h < 0:
             raise InvalidInput(

@@ -157,13 +157,7 @@ def _with_kinds(problem: Problem, slow: Mapping[str, float], *, grain: float | N
         share = slow[d.id] if grain is None else max(grain, round(slow[d.id] / grain) * grain)
         kind, name = cluster.kinds[d.kind], f"{d.kind} at {share!r}" if grain is None else f"{d.kind} at {share:.2f}"
         of[d.id], names[name] = name, d.kind
-        kinds[name] = replace(
-            kind,
-            name=name,
-            train_efficiency=kind.train_efficiency * share,
-            rollout_efficiency=kind.rollout_efficiency * share,
-            slow_of=kind.base,
-        )
+        kinds[name] = kind.at(share, name)
     devices = tuple(replace(d, kind=of.get(d.id, d.kind)) for d in cluster.devices)
     return replace(problem, cluster=replace(cluster, kinds=kinds, devices=devices)), names
 

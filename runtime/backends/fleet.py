@@ -6,6 +6,7 @@ from typing import Literal
 
 from planner.cluster import Cluster, Device, DeviceKind, Link
 from planner.record import record, replace
+from runtime.backends.cards import part_ids
 from runtime.backends.gpu_kinds import HOST, gpu_kind, host_kind
 from runtime.backends.ray.locks import owner
 from runtime.config.problem import cluster_from_config, link_from
@@ -16,6 +17,7 @@ from runtime.telemetry.reading import GpuReading, Report
 from runtime.telemetry.visible import visible
 
 _LINK = Link(latency_s=1e-5, bytes_per_s=1.25e10)  # between nodes; one machine has none
+PART_LINK_BYTES_PER_S = 1e9  # between parts of a card: over host memory, since NCCL takes no card twice
 Label = Literal["gpu", "cpu", "paced", "mixed"]
 
 
@@ -55,13 +57,8 @@ def _auto(config: Config, own_run: str | None) -> Discovery:
     else:
         why = report.message
         free, notes = _free(report, own_run)
-    if len(free) >= 2:
-        return Discovery(cluster=_cluster(config, free), label="gpu", notes=notes)
-    if len(free) == 1:
-        extra = (
-            "one free GPU: it is joined by the host's CPU as a second device, so that one can train and one generate"
-        )
-        return Discovery(cluster=_cluster(config, free, cpus=1), label="mixed", notes=(*notes, extra))
+    if free:
+        return _of_cards(config, free, notes, own_run)
     notes = (*notes, f"no free GPU: {why}" if why else "no free GPU")
     rest = _on_this_host(config, notes) if config.fleet.devices else _cpu(config)
     return Discovery(cluster=rest.cluster, label=rest.label, notes=(*notes, *rest.notes))
@@ -102,7 +99,19 @@ def _gpus(config: Config, own_run: str | None) -> Discovery:
             got="; ".join(notes) or report.message,
             hint='use fleet.source = "auto" or "cpu"',
         )
-    return Discovery(cluster=_cluster(config, free), label="gpu", notes=notes)
+    return _of_cards(config, free, notes, own_run)
+
+
+def _of_cards(config: Config, free: Sequence[GpuReading], notes: tuple[str, ...], own_run: str | None) -> Discovery:
+    """The cards, in parts where the configuration says so or one of them has to do all. A run that has cards goes by those: a
+    card that became free since must not change what its devices are called."""
+    mine = [g for g in free if own_run is not None and owner(g.id) == own_run] or free
+    parts = config.fleet.gpu_parts or (2 if len(mine) == 1 else 1)
+    if parts > 1:
+        whose = "the GPU counts as" if len(free) == 1 else "each GPU counts as"
+        extra = f"{whose} {parts} devices that take turns on it, each with 1/{parts} of its memory and, at worst, of its speed"
+        notes = (*notes, extra)
+    return Discovery(cluster=_cluster(config, free, parts=parts), label="gpu", notes=notes)
 
 
 def _free(report: Report, own_run: str | None) -> tuple[tuple[GpuReading, ...], tuple[str, ...]]:
@@ -144,21 +153,28 @@ def _cpu(config: Config) -> Discovery:
     return Discovery(cluster=_cluster(config, (), cpus=2), label="cpu", notes=(note,))
 
 
-def _cluster(config: Config, gpus: Sequence[GpuReading], cpus: int = 0) -> Cluster:
-    """Kinds from the catalogue by the driver's name of the card, figures and prices from the configuration first."""
+def _cluster(config: Config, gpus: Sequence[GpuReading], cpus: int = 0, parts: int = 1) -> Cluster:
+    """Kinds from the catalogue by the driver's name of the card, figures and prices from the configuration first. With `parts`
+    above 1 every card is that many devices of a kind that is so much of the card's."""
     kinds: dict[str, DeviceKind] = {}
-    devices = []
-    for i, gpu in enumerate(gpus):
+    devices: list[Device] = []
+    for gpu in gpus:
         kind = gpu_kind(gpu, config)
+        kind = _priced(kind, config.fleet.prices)
+        if parts > 1:
+            kind = replace(kind.in_parts(parts), link_bytes_per_s=PART_LINK_BYTES_PER_S)
         kinds[kind.name] = kind
-        devices.append(Device(id=gpu.id, kind=kind.name, node="n0", index=i))
+        devices += [
+            Device(id=id_, kind=kind.name, node="n0", index=len(devices) + i)
+            for i, id_ in enumerate(part_ids(gpu.id, parts))
+        ]
     if cpus:
-        kinds[HOST] = host_kind(config)
-    devices += [Device(id=f"cpu-n0-{i}", kind=HOST, node="n0", index=len(gpus) + i) for i in range(cpus)]
+        kinds[HOST] = _priced(host_kind(config), config.fleet.prices)
+    devices += [Device(id=f"cpu-n0-{i}", kind=HOST, node="n0", index=i) for i in range(cpus)]
     fleet = config.fleet
     same, cross = link_from(fleet.same_kind, default=_LINK), link_from(fleet.cross_kind, default=_LINK)
-    return Cluster(kinds=_priced(kinds, fleet.prices), devices=tuple(devices), same_kind=same, cross_kind=cross)
+    return Cluster(kinds=kinds, devices=tuple(devices), same_kind=same, cross_kind=cross)
 
 
-def _priced(kinds: Mapping[str, DeviceKind], prices: Mapping[str, float]) -> dict[str, DeviceKind]:
-    return {n: replace(k, price_usd_per_h=prices.get(n, k.price_usd_per_h)) for n, k in kinds.items()}
+def _priced(kind: DeviceKind, prices: Mapping[str, float]) -> DeviceKind:
+    return replace(kind, price_usd_per_h=prices.get(kind.name, kind.price_usd_per_h))

@@ -130,9 +130,12 @@ def runtime_capabilities(config: Config, cluster: Cluster) -> Capabilities:
     most = config.trainer.max_world
     if most is None and any(k.paced or k.name == HOST_CPU for k in cluster.kinds.values()):
         most = 1
+    tp = config.rollout.max_tp if config.rollout.engine == "vllm" else 1
+    if any(k.slow_of for k in cluster.kinds.values()):  # cards in parts: NCCL takes no card twice
+        most = tp = 1
     return replace(
         Capabilities.single_device_roles(),
-        rollout_max_tp=config.rollout.max_tp if config.rollout.engine == "vllm" else 1,
+        rollout_max_tp=tp,
         rollout_max_running=config.sampling.max_running,
         train_max_devices=most,
         train_mixed_dp=config.planner.mixed_ranks and most != 1,

@@ -294,6 +294,13 @@ class FleetSection(Section):
     devices: tuple[DeviceSection, ...] = ()
     kinds: dict[str, KindSection] = {}
     prices: dict[str, Price] = Field({}, description="USD per hour by kind, over the catalogue's")
+    gpu_parts: int | None = Field(
+        None,
+        ge=1,
+        le=8,
+        description="devices that a GPU counts as: they take turns on it, each with its part of the memory; "
+        "default: 2 where one GPU alone is free, else 1",
+    )
     pacing: Path | None = Field(None, description="paced: file with the declared speeds, read by the devices only")
     intra_node_latency: Seconds = Field(1e-5, validate_default=True, description="one way, inside a machine")
     same_kind: LinkSection | None = Field(

@@ -270,3 +270,36 @@ def test_the_readings_of_two_h200_predict_a_small_model_there() -> None:
     for r in measured.kinds[0].engine:
         if r.phase == "decode" and r.running >= 64:
             assert decoded(after, "H200", r.model, r.running, r.context) == pytest.approx(r.tokens_per_s, rel=0.4)
+
+
+def in_halves(problem: Problem) -> Problem:
+    """The problem's cards as halves of as many cards."""
+    kinds = {k.in_parts(2).name: k.in_parts(2) for k in problem.cluster.kinds.values()}
+    devices = tuple(replace(d, kind=f"{d.kind} 1/2") for d in problem.cluster.devices)
+    return replace(problem, cluster=replace(problem.cluster, kinds=kinds, devices=devices))
+
+
+def test_half_a_card_is_half_of_what_the_card_was_measured_at() -> None:
+    """A calibration of the card holds for its halves: both efficiencies by two, floors and the corrections of decode steps as for
+    the card, so that a decode step takes twice as long."""
+    cards, rates_of_it = problem_of("h100-7"), Calibration(kinds=(card(0.5, 0.5),))
+    whole, half = calibrated(cards, rates_of_it), calibrated(in_halves(cards), rates_of_it)
+    [a], [b] = whole.cluster.kinds.values(), half.cluster.kinds.values()
+    assert (b.name, b.base, b.slow_share) == ("H100 1/2", "H100", 0.5)
+    assert b.rollout_efficiency == pytest.approx(a.rollout_efficiency / 2)
+    assert b.train_efficiency == pytest.approx(a.train_efficiency / 2, rel=0.02)  # half the memory, other micro-batches
+    assert (b.decode_floor_s, b.memory_bytes) == (a.decode_floor_s, a.memory_bytes / 2)
+    tokens = [
+        CostModel(p).level(ReplicaShape(kind=k.name, tp=1), 32).rate_tokens_per_s for p, k in ((whole, a), (half, b))
+    ]
+    assert tokens[1] == pytest.approx(tokens[0] / 2)
+
+
+def test_a_slow_half_leads_back_to_its_card() -> None:
+    half = CATALOGUE["H100"].in_parts(2)
+    slow = half.at(0.5, "H100 1/2 at 0.50")
+    assert (slow.base, slow.slow_share, slow.train_efficiency) == ("H100", 0.25, 0.25)
+    assert slow.whole() == replace(
+        CATALOGUE["H100"], memory_bytes=half.memory_bytes, price_usd_per_h=half.price_usd_per_h
+    )
+    assert CATALOGUE["H100"].whole() is CATALOGUE["H100"]

@@ -52,3 +52,20 @@ def test_it_is_never_back_on_an_old_reading_or_with_an_engine_in_memory(
     if made_s <= 10.0 or engine_there:
         assert verdict.state != "back"
     assert (verdict.why == "") == (verdict.state == "back")
+
+
+@pytest.mark.parametrize(
+    ("seen", "state"),
+    [
+        (reading(pids=(7,), used=40 * GB), "back"),  # the other half of 80 GB, full
+        (reading(pids=(7,), used=43.9 * GB), "back"),  # and the driver's own 5 %
+        (reading(pids=(7,), used=44.1 * GB), "held"),
+        (reading(pids=None, used=60 * GB), "held"),
+        (reading(pids=(7,), used=None), "unknown"),
+        (reading(pids=(), used=None), "back"),  # nobody is there
+        (reading(pids=(7,), used=10 * GB, made_s=10.0), "unknown"),
+    ],
+)
+def test_of_half_a_card_the_memory_decides(seen: CardReading, state: str) -> None:
+    """Others compute on the card, so a process there is no sign of the killed one."""
+    assert memory_verdict(seen, killed_s=10.0, share=0.5).state == state

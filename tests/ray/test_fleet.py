@@ -5,14 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from planner.catalogue import CATALOGUE
+from planner.cluster import Cluster, Device, Link
 from planner.record import replace
 from runtime.backends import fleet
+from runtime.backends.cards import card_of, cards_of, is_gpu, part_ids, parts_of
 from runtime.backends.fleet import discover
 from runtime.backends.gpu_kinds import gpu_kind
 from runtime.backends.ray.devices import memory_back
 from runtime.backends.ray.locks import claim, owner
+from runtime.backends.ray.world import World
 from runtime.config.schema import Config, DeviceSection, FleetSection, KindSection, ModelSection
 from runtime.errors import FleetError
+from runtime.paths import RunPaths
+from runtime.rl.types import RunLimits
 from runtime.runs import mark
 from runtime.telemetry.reading import GpuReading, HostReading, Report
 
@@ -165,3 +171,87 @@ def test_memory_counts_as_back_only_by_a_fresh_reading() -> None:
     assert memory_back(lambda: (free, 0.0), ("GPU-a",), deadline_s=5.0) == ""
     assert "no reading" in memory_back(lambda: (free, 60.0), ("GPU-a",), deadline_s=0.5)
     assert memory_back(lambda: (busy, 0.0), ("dev0",), deadline_s=0.1) == ""
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+def test_a_part_says_whose_it_is(parts: int) -> None:
+    """Card and number of parts are read back from the id, also of a MIG instance's old name; what is no card has no parts."""
+    for card in ("GPU-4f1e", "MIG-GPU-4f1e/1/0", "MIG-9c"):
+        ids = part_ids(card, parts)
+        assert len(set(ids)) == parts
+        assert {(card_of(i), parts_of(i), is_gpu(i)) for i in ids} == {(card, parts, True)}
+    assert cards_of((*part_ids("GPU-b", parts), "GPU-a", "cpu-n0-0", "GPU-b")) == ("GPU-b", "GPU-a")
+    assert (parts_of("paced-n0-1"), is_gpu("paced-n0-1")) == (1, False)
+
+
+def found_with(monkeypatch: pytest.MonkeyPatch, *cards: GpuReading, **section: object) -> fleet.Discovery:
+    """What a run finds on a machine with those cards."""
+    monkeypatch.setattr(fleet, "report_once", lambda: report(*cards))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return discover(Config(model=MODEL, fleet=FleetSection(**section)))  # type: ignore[arg-type]
+
+
+def test_one_gpu_alone_is_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with half of its memory, speed and price, under the card's curves; said in words."""
+    for source in ("gpus", "auto"):
+        found = found_with(monkeypatch, H200, source=source, prices={"H200": 4.0})
+        assert [d.id for d in found.cluster.devices] == ["GPU-a:1of2", "GPU-a:2of2"]
+        assert [d.index for d in found.cluster.devices] == [0, 1]
+        [kind] = found.cluster.kinds.values()
+        assert (kind.name, kind.base, kind.memory_bytes, kind.price_usd_per_h) == (
+            "H200 1/2",
+            "H200",
+            75377410048.0,
+            2.0,
+        )
+        assert (kind.train_efficiency, kind.rollout_efficiency) == (0.5, 0.5)
+        assert kind.peak_flops == CATALOGUE["H200"].peak_flops
+        assert found.label == "gpu"
+        assert "take turns" in found.notes[-1]
+
+
+def test_two_gpus_stay_whole_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(H200, id="GPU-b", index=1, pci="0:07")
+    assert [d.id for d in found_with(monkeypatch, H200, other, source="gpus").cluster.devices] == ["GPU-a", "GPU-b"]
+    found = found_with(monkeypatch, H200, other, source="gpus", gpu_parts=2).cluster
+    assert [d.id for d in found.devices] == ["GPU-a:1of2", "GPU-a:2of2", "GPU-b:1of2", "GPU-b:2of2"]
+    assert [d.id for d in found_with(monkeypatch, H200, source="gpus", gpu_parts=1).cluster.devices] == ["GPU-a"]
+
+
+def test_a_part_is_free_again_while_the_other_computes() -> None:
+    """The other's process is no obstacle; its own memory is."""
+    other = report(replace(H200, pids=(9,), memory_used_bytes=60e9))
+    both = report(replace(H200, pids=(9,), memory_used_bytes=100e9))
+    assert memory_back(lambda: (other, 0.0), ("GPU-a:1of2",), deadline_s=5.0) == ""
+    why = memory_back(lambda: (both, 0.0), ("GPU-a:1of2",), deadline_s=0.5)
+    assert "100.0 GB in use" in why
+
+
+def test_bodies_on_parts_of_one_card_share_it() -> None:
+    """Each sees the card by its UUID, may take half of its memory, and asks Ray for half a GPU; whole cards are asked for whole."""
+    half = CATALOGUE["H200"].in_parts(2)
+    kinds = {half.name: half, "H200": CATALOGUE["H200"]}
+    devices = tuple(
+        Device(id=i, kind=half.name if ":" in i else "H200", node="n0")
+        for i in (*part_ids("GPU-a", 2), "GPU-b", "GPU-c")
+    )
+    link = Link(latency_s=1e-5, bytes_per_s=1e10)
+    world = World(
+        ray=None,
+        run_id="r",
+        hexctl_version="0",
+        daemon_epoch=1,
+        config=Config(model=MODEL),
+        paths=RunPaths(folder=Path("unused"), short=Path("unused")),
+        cluster=Cluster(kinds=kinds, devices=devices, same_kind=link, cross_kind=link),
+        limits=RunLimits(),
+    )
+    trainer, replica = (world.identity(f"b{i}", f"b{i}", 1, (d.id,)) for i, d in enumerate(devices[:2]))
+    assert (trainer.gpus, trainer.gpu_share, trainer.kind) == (("GPU-a",), 0.5, "H200 1/2")
+    assert (replica.gpus, replica.gpu_share) == (("GPU-a",), 0.5)
+    assert trainer.devices != replica.devices
+    first, second = (world.bundle((d.id,)) for d in devices[:2])
+    assert (first["GPU"], second["GPU"]) == (0.5, 0.5)
+    assert first.keys() & second.keys() == {"GPU"}
+    whole = world.identity("r9", "r9", 1, ("GPU-b", "GPU-c"))
+    assert (whole.gpus, whole.gpu_share, world.bundle(whole.devices)["GPU"]) == (("GPU-b", "GPU-c"), 1.0, 2.0)

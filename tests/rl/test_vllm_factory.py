@@ -14,6 +14,7 @@ from runtime.config.problem import problem_from_config
 from runtime.config.schema import Config
 from runtime.errors import ConfigError
 from runtime.rl.engine.vllm_factory import build_vllm_engine, vllm_spec
+from runtime.rl.engine.vllm_host.memory import card_memory
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
 TEXT = """
@@ -118,3 +119,40 @@ def test_without_the_package_the_engine_is_refused_with_a_hint() -> None:
     with pytest.raises(ConfigError, match="not installed") as caught:
         build_vllm_engine(config())
     assert "hexctl[run,vllm]" in caught.value.hint
+
+
+def memory(card_gb: float, **changes: Any) -> dict[str, Any]:
+    """What an engine of SmolLM2-135M's shape is told on a card of that size."""
+    spec = {
+        "model": json.loads((MODELS / "smollm2-135m.json").read_text()),
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "slots": 256,
+        "max_length": 4096,
+        "gpu_memory_share": 0.85,
+        "card_part": 1.0,
+        "second_buffer": True,
+    }
+    return card_memory({**spec, **changes}, lambda: int(card_gb * 1e9))
+
+
+def test_a_whole_card_leaves_room_for_the_second_buffer() -> None:
+    """269 MB of weights and 4 GiB: of 16 GB that is more than the 15 % left by the share, of 80 GB it is not."""
+    assert memory(80) == {"gpu_memory_utilization": 0.85}
+    assert memory(16)["gpu_memory_utilization"] == pytest.approx(1 - (0.269 + 4.295) / 16, abs=1e-3)
+    assert memory(16, second_buffer=False) == {"gpu_memory_utilization": 0.85}
+    assert memory(16, device="cpu") == {"gpu_memory_utilization": 0.85}
+
+
+def test_on_a_part_the_kv_cache_is_told() -> None:
+    """Half of 140 GB: 0.85 x 70 = 59.5 GB less weights and 4 GiB leaves 54.9 GB; 256 sequences of 4,096 tokens of 23,040 bytes
+    are 24.2 GB, so no more is taken. Half of 40 GB gives what there is."""
+    told = memory(140, card_part=0.5)
+    assert told["gpu_memory_utilization"] == pytest.approx(0.425)
+    assert told["kv_cache_memory_bytes"] == 256 * 4096 * (2 * 30 * 3 * 64 * 2)
+    # 1 - (0.269 + 4.295) / 20 of 20 GB, less as much again
+    assert memory(40, card_part=0.5)["kv_cache_memory_bytes"] == pytest.approx(
+        20e9 - 2 * (0.269e9 + 4 * 2**30), rel=1e-3
+    )
+    with pytest.raises(ConfigError, match="does not fit"):
+        memory(16, card_part=0.5)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from planner.cluster import Cluster, Device
-from runtime.backends.ray.world import is_gpu
+from runtime.backends.cards import card_of, is_gpu, parts_of
 from runtime.core.observation import DeviceSample, DeviceSeen, ReplicaSeen, TrainerSeen
 from runtime.policy.gpu_memory import CardReading, memory_verdict
 from runtime.telemetry.reading import GpuReading, ProcessReading, Report
@@ -33,7 +33,7 @@ class DeviceView:
         gpus = {g.id: g for g in report.gpus} if report is not None else {}
         processes = {p.pid: p for p in report.host.processes} if report is not None else {}
         return tuple(
-            _gpu_row(d, gpus.get(d.id), report, report_age_s)
+            _gpu_row(d, gpus.get(card_of(d.id)), report, report_age_s)
             if is_gpu(d.id)
             else self._host_row(d, carriers.get(d.id), processes, report_age_s)
             for d in self._cluster.devices
@@ -75,6 +75,8 @@ class DeviceView:
 
 
 def _gpu_row(device: Device, gpu: GpuReading | None, report: Report | None, report_age_s: float | None) -> DeviceSeen:
+    """A card's reading. A part of one shows the whole card's, which is all the driver has, and its part of the power."""
+    parts = parts_of(device.id)
     if gpu is None:
         note = (report.message or "the driver does not list it") if report is not None else ""
         gone = report is not None and report.library == "ok"
@@ -91,13 +93,13 @@ def _gpu_row(device: Device, gpu: GpuReading | None, report: Report | None, repo
         id=device.id,
         kind=device.kind,
         node=device.node,
-        index=gpu.index,
+        index=gpu.index if parts == 1 else device.index,
         present=gpu.present,
         sample=DeviceSample(
             util_share=gpu.util_share,
             memory_used_bytes=gpu.memory_used_bytes,
             memory_total_bytes=gpu.memory_total_bytes,
-            power_w=gpu.power_w,
+            power_w=None if gpu.power_w is None else gpu.power_w / parts,
             temperature_c=gpu.temperature_c,
             throttled=gpu.throttled,
             note=gpu.note or (", ".join(gpu.throttle_reasons) if gpu.throttled else ""),
@@ -122,7 +124,9 @@ def memory_back(
         if report is not None and age_s is not None:
             made_s = time.monotonic() - age_s
             readings = {g.id: _card(g, made_s) for g in report.gpus}
-            verdicts = {d: memory_verdict(readings.get(d), killed_s=began) for d in waiting}
+            verdicts = {
+                d: memory_verdict(readings.get(card_of(d)), killed_s=began, share=1 / parts_of(d)) for d in waiting
+            }
             waiting = {d: v.why for d, v in verdicts.items() if v.state != "back"}
             if not waiting:
                 return ""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from planner.cluster import Cluster
 from planner.record import replace
+from runtime.backends.cards import cards_of
 from runtime.backends.ray import cluster as ray_cluster
 from runtime.backends.ray import names
 from runtime.backends.ray.actors.identity import Parts
@@ -14,7 +15,7 @@ from runtime.backends.ray.backend import RayBackend
 from runtime.backends.ray.cluster import RayHead
 from runtime.backends.ray.locks import claim
 from runtime.backends.ray.revive import RevivingBackend
-from runtime.backends.ray.world import World, is_gpu
+from runtime.backends.ray.world import World
 from runtime.config.schema import Config
 from runtime.errors import RunError
 from runtime.paths import RunPaths
@@ -48,7 +49,7 @@ def open_backend(  # noqa: PLR0917 - the seam between daemon and backend, in the
 
     def attach(run: RunInfo) -> RayBackend:
         head, run = _head(paths, run, cluster, extra_env or {})
-        gpus = tuple(d.id for d in cluster.devices if is_gpu(d.id))
+        gpus = cards_of(d.id for d in cluster.devices)
         try:
             if gpus:
                 claim(gpus, run.id, head.processes)
@@ -106,7 +107,7 @@ def _head(paths: RunPaths, run: RunInfo, cluster: Cluster, extra_env: Mapping[st
     head = ray_cluster.start_head(
         paths,
         {names.resource(d.id): 1.0 for d in cluster.devices},
-        num_gpus=sum(is_gpu(d.id) for d in cluster.devices),
+        num_gpus=len(cards_of(d.id for d in cluster.devices)),
         object_store_bytes=OBJECT_STORE_BYTES,
         extra_env=extra_env,
         on_started=started,

@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runtime.backends.ray.actors.host import Ready, set_threads
+from runtime.backends.cards import is_gpu
+from runtime.backends.ray.actors.host import Ready, keep_to_part, set_threads
 from runtime.backends.ray.actors.identity import Gauge, Identity, Ranks
 from runtime.backends.ray.actors.ports import RayFlowClient, RayTrainerFlow
-from runtime.backends.ray.world import is_gpu
 from runtime.config.schema import Config
 from runtime.core.observation import Work
 from runtime.errors import ConfigError
@@ -96,9 +96,16 @@ def _engine(me: Identity, config: Config) -> "RolloutEngine":
     if config.rollout.engine == "vllm":
         from runtime.rl.engine.vllm_factory import build_vllm_engine
 
-        return build_vllm_engine(config, gpus=len(me.gpus), threads=me.torch_threads, incarnation=f"{me.id}/{me.epoch}")
+        return build_vllm_engine(
+            config,
+            gpus=len(me.gpus),
+            threads=me.torch_threads,
+            incarnation=f"{me.id}/{me.epoch}",
+            card_part=me.gpu_share,
+        )
     from runtime.rl.engine.factory import build_engine
 
+    keep_to_part(me)
     return build_engine(config, device=device_of(me))
 
 
@@ -109,6 +116,7 @@ def _replica_gauge(level: "ReplicaLevel") -> Gauge:
 def trainer(me: Identity, config: Config, paths: RunPaths, ready: Ready) -> str:
     """A torch trainer against flow, until flow says stop; or one of its ranks, until rank 0 says so."""
     set_threads(me.torch_threads)
+    keep_to_part(me)
     from runtime.rl.train.factory import build_trainer
 
     if me.ranks is None:
@@ -141,7 +149,13 @@ def _lead(me: Identity, config: Config, paths: RunPaths, work: "TrainerWork", re
         epoch=me.epoch,
         weights=paths.weights,
         direct=open_direct(
-            config, paths.weights, device=device_of(me), device_kind=me.kind, epoch=me.epoch, host=_own_address()
+            config,
+            paths.weights,
+            device=device_of(me),
+            device_kind=me.kind,
+            epoch=me.epoch,
+            host=_own_address(),
+            one_card=me.gpu_share < 1,
         ),
         eta=config.algorithm.bound,
         checkpoint_every=config.trainer.checkpoint_every_steps,

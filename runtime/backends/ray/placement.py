@@ -3,6 +3,7 @@
 from typing import Any
 
 from planner.record import record
+from runtime.backends.cards import cards_of
 from runtime.backends.ray import names
 from runtime.backends.ray.names import BodyName
 from runtime.backends.ray.world import World
@@ -86,7 +87,7 @@ def _missing(world: World, body: BodyName, devices: tuple[str, ...]) -> str:
             words.append(f"no Ray node declares {resource} (device {d})")
         elif resource in held:
             words.append(f"device {d} is held by {held[resource].role} {held[resource].id}")
-    gpus = sum(world.uses_gpu(d) for d in devices)
+    gpus = len(cards_of(devices))
     if gpus and declared.get("GPU", 0) < gpus:
         words.append(f"Ray sees {declared.get('GPU', 0):.0f} GPUs, {gpus} asked for")
     return "; ".join(words) or "Ray gives no reason; its nodes may be dead"

@@ -4,6 +4,7 @@ from typing import Any
 
 from planner.cluster import Cluster
 from planner.record import record
+from runtime.backends.cards import cards_of, is_gpu, parts_of
 from runtime.backends.ray import names
 from runtime.backends.ray.actors.body import BodyActor
 from runtime.backends.ray.actors.flow import FlowActor
@@ -38,14 +39,14 @@ class World:
         return names.namespace(self.run_id)
 
     def uses_gpu(self, device_id: str) -> bool:
-        """Whether a device is a real GPU (its id is NVML's UUID)."""
+        """Whether a device is a real GPU, or a part of one."""
         return is_gpu(device_id)
 
     def identity(
         self, name: str, id_: str, epoch: int, devices: tuple[str, ...] = (), ranks: Ranks | None = None
     ) -> Identity:
         """Identity of a new actor."""
-        gpus = tuple(d for d in devices if is_gpu(d))
+        gpus = cards_of(devices)
         kinds = [self.cluster.kind_of(d) for d in devices]
         paced = any(k.paced for k in kinds)
         return Identity(
@@ -60,6 +61,7 @@ class World:
             kind=kinds[0].name if kinds else "",
             paced=paced,
             gpus=gpus,
+            gpu_share=1 / max(map(parts_of, devices), default=1),
             import_path=self.import_path,
             torch_threads=_threads(name, gpu=bool(gpus), paced=paced or ranks is not None),
             ranks=ranks,
@@ -74,8 +76,8 @@ class World:
     def bundle(self, devices: tuple[str, ...]) -> dict[str, float]:
         """Resources of one actor on `devices` (one node)."""
         bundle = {names.resource(d): 1.0 for d in devices}
-        if gpus := sum(is_gpu(d) for d in devices):
-            bundle["GPU"] = float(gpus)
+        if gpus := sum(1 / parts_of(d) for d in devices if is_gpu(d)):
+            bundle["GPU"] = gpus
         return bundle
 
     def find(self, name: str) -> Any:
@@ -84,11 +86,6 @@ class World:
             return self.ray.get_actor(name, namespace=self.namespace)
         except ValueError:
             return None
-
-
-def is_gpu(device_id: str) -> bool:
-    """Whether an id is an NVML UUID."""
-    return device_id.startswith(("GPU-", "MIG-"))
 
 
 def _threads(name: str, *, gpu: bool, paced: bool) -> int:

@@ -76,8 +76,9 @@ def _kv_budget_tokens(decoder: DecoderConfig, dtype: str, device: str) -> int:
     """Positions the KV cache may hold on `device`."""
     budget = float(CPU_KV_BYTES)
     if device.startswith("cuda"):
-        free, _ = torch.cuda.mem_get_info(torch.device(device))
-        budget = CUDA_KV_SHARE * max(0.0, free - _parameter_bytes(decoder, dtype))
+        free, whole = torch.cuda.mem_get_info(torch.device(device))
+        mine = min(free, whole * torch.cuda.get_per_process_memory_fraction(torch.device(device)))
+        budget = CUDA_KV_SHARE * max(0.0, mine - _parameter_bytes(decoder, dtype))
     per_token = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim * DTYPES[dtype].itemsize
     return max(1, int(budget / per_token))
 

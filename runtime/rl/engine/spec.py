@@ -57,7 +57,8 @@ class VllmSpec:
     tp: int = 1
     max_tp: int = 1
     kv_on_update: str = "recompute"  # | "keep"
-    gpu_memory_share: float = 0.85  # of the card, for weights, KV cache and activations
+    gpu_memory_share: float = 0.85  # of the card, or of the part of it, for weights, KV cache and activations
+    card_part: float = 1.0  # of the card's memory that is this engine's; below 1 others compute there too
     kv_cache_bytes: float = 2**30  # on a CPU, whole GiB
     batched_tokens: int = 8192  # most tokens of one step, prefill and decode
     threads: int = 1  # of a CPU

@@ -14,8 +14,9 @@ from runtime.rl.tokenizer import load_tokenizer
 ROOM = 4096  # positions offered beyond what the configuration counts on, where the model has them
 
 
-def vllm_spec(config: Config, *, gpus: int, threads: int, incarnation: str) -> VllmSpec:
-    """What the engine is told. `gpus`: of the replica, 0 for a CPU; they become its tensor parallel degree.
+def vllm_spec(config: Config, *, gpus: int, threads: int, incarnation: str, card_part: float = 1.0) -> VllmSpec:
+    """What the engine is told. `gpus`: of the replica, 0 for a CPU; they become its tensor parallel degree. `card_part`: of each
+    card's memory.
 
     Raises ConfigError when model, tokenizer and devices do not fit each other.
     """
@@ -46,6 +47,7 @@ def vllm_spec(config: Config, *, gpus: int, threads: int, incarnation: str) -> V
         max_tp=rollout.max_tp,
         kv_on_update=config.algorithm.kv_on_update,
         gpu_memory_share=rollout.gpu_memory_share,
+        card_part=card_part,
         kv_cache_bytes=rollout.kv_cache,
         batched_tokens=rollout.batched_tokens,
         threads=threads,
@@ -56,7 +58,9 @@ def vllm_spec(config: Config, *, gpus: int, threads: int, incarnation: str) -> V
     )
 
 
-def build_vllm_engine(config: Config, *, gpus: int = 0, threads: int = 1, incarnation: str = "0") -> VllmEngine:
+def build_vllm_engine(
+    config: Config, *, gpus: int = 0, threads: int = 1, incarnation: str = "0", card_part: float = 1.0
+) -> VllmEngine:
     """An engine without weights: the first generation brings them. Returns when it has sampled a token of random ones.
 
     `incarnation` names the replica and its epoch: each draws samples of its own.
@@ -65,7 +69,7 @@ def build_vllm_engine(config: Config, *, gpus: int = 0, threads: int = 1, incarn
         raise ConfigError(
             "vllm is not installed", where="rollout.engine", got="vllm", hint='pip install "hexctl[run,vllm]"'
         )
-    return VllmEngine(vllm_spec(config, gpus=gpus, threads=threads, incarnation=incarnation))
+    return VllmEngine(vllm_spec(config, gpus=gpus, threads=threads, incarnation=incarnation, card_part=card_part))
 
 
 def _seed(run_seed: int, incarnation: str) -> int:

@@ -61,7 +61,7 @@ def device_room(
 ) -> Room:
     """The room on `device`; `card_bytes` stands in for the size of its memory. A CPU has no limit."""
     if card_bytes is None and device.type == "cuda":
-        card_bytes = int(torch.cuda.get_device_properties(device).total_memory)
+        card_bytes = int(part_of_card(device) * torch.cuda.get_device_properties(device).total_memory)
     size = "cpu" if card_bytes is None else "large" if card_bytes >= _LARGE_CARD else "small"
     head_rows = max(16, _LOGIT_BYTES[size] // (config.vocab * dtype.itemsize))
     if head_rows > 256:
@@ -90,6 +90,11 @@ def device_room(
         free_bytes=free,
         checkpointing=checkpointing,
     )
+
+
+def part_of_card(device: torch.device) -> float:
+    """The share of a card's memory that this process may take: all of it, unless it was told to share the card."""
+    return float(torch.cuda.get_per_process_memory_fraction(device))
 
 
 def layer_bytes(config: DecoderConfig, dtype: torch.dtype, *, compiled: bool) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
     engine   hello {token, replica, epoch, rank, device_kind, device}          trainer  welcome | refused {why}
     trainer  prepare {lineage, version, layout}                         engine   ready | cannot {why}
-    trainer  go {group, rank, world, host, port, new, deadline_s}       both     broadcasts, bucket after bucket
+    trainer  go {group, rank, world, host, port, new, one_card, deadline_s}   both     broadcasts, bucket after bucket
     engine   received {sums, receive_s} | failed {why}
     trainer  sealed {digest} | drop                                     (sealed: every member has the same sums)
     engine   dropped                                                    (after drop)

@@ -1,7 +1,7 @@
 """A communicator of one trainer and the engines it sends weights to, beside whatever default group a process has.
 
-NCCL between GPUs, gloo between CPUs, over a store that the trainer serves. Every wait here polls and has a deadline: the
-library's own time limits would end the process (NCCL's watchdog) or come after half an hour.
+NCCL between GPUs, gloo between CPUs and between processes that share a card, over a store that the trainer serves. Every wait
+here polls and has a deadline: the library's own time limits would end the process (NCCL's watchdog) or come after half an hour.
 """
 
 import contextlib
@@ -60,13 +60,24 @@ class Group:
     """Rank 0 sends, all others receive. Making it is a rendezvous: every member makes its own at the same time."""
 
     def __init__(
-        self, store: Store, *, name: str, rank: int, world: int, host: str, device: torch.device, timeout_s: float
+        self,
+        store: Store,
+        *,
+        name: str,
+        rank: int,
+        world: int,
+        host: str,
+        device: torch.device,
+        timeout_s: float,
+        one_card: bool = False,
     ) -> None:
-        """`name`: of this membership, never used twice on a store. `host`: this process's own address."""
+        """`name`: of this membership, never used twice on a store. `host`: this process's own address. `one_card`: gloo for GPUs
+        too, which copies through host memory: NCCL takes no card twice."""
         self.device = device
+        self._streams = device.type == "cuda" and not one_card
         prefixed = dist.PrefixStore(name, store)
         self._backend: Any
-        if device.type == "cuda":
+        if self._streams:
             self._backend = _nccl(prefixed, rank, world)
         else:
             options = dist.ProcessGroupGloo._Options()
@@ -83,7 +94,7 @@ class Group:
 
     def release(self, work: Any, until: float) -> None:
         """Return when the bytes that `work` sends may be overwritten by what is enqueued next."""
-        if self.device.type == "cuda":
+        if self._streams:
             work.wait()  # orders streams only, the host does not wait
         else:
             self.finish(work, until)

@@ -267,6 +267,7 @@ class WeightsReceiver:
                 host=host,
                 device=self._device,
                 timeout_s=float(go["deadline_s"]),
+                one_card=bool(go.get("one_card")),
             )
             if self._left != left:  # given up meanwhile
                 group.abort()

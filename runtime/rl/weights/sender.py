@@ -68,12 +68,15 @@ class WeightsSender:
         deadline_s: float,
         one_kind: bool = False,
         kind: str = "",
+        one_card: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`host`: the address to serve on. `one_kind`: transfer only while every engine is on devices of one kind."""
+        """`host`: the address to serve on. `one_kind`: transfer only while every engine is on devices of one kind. `one_card`: the
+        engines' GPU is, or may be, the trainer's."""
         self._host, self._device, self._clock = host, device, clock
         self._bucket_bytes, self._deadline_s = bucket_bytes, deadline_s
         self._kind = kind if one_kind else None
+        self._one_card = one_card
         self._server = socket.create_server((host, 0), backlog=64)
         self.offer = ChannelOffer(
             host=host, port=self._server.getsockname()[1], token=secrets.token_hex(16), trainer_epoch=trainer_epoch
@@ -267,6 +270,7 @@ class WeightsSender:
             "host": self._host,
             "port": self._store_port,
             "new": new,
+            "one_card": self._one_card,
             "deadline_s": self._deadline_s,
         }
         for rank, peer in enumerate(peers, start=1):
@@ -291,6 +295,7 @@ class WeightsSender:
                 host=self._host,
                 device=self._device,
                 timeout_s=self._deadline_s,
+                one_card=self._one_card,
             )
             if self._left != left:  # given up meanwhile
                 group.abort()

@@ -75,6 +75,14 @@ def set_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
+def keep_to_part(me: Identity) -> None:
+    """On a part of a card take no more of its memory than that; imports torch. Nothing happens on whole cards."""
+    if me.gpus and me.gpu_share < 1:
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(me.gpu_share)
+
+
 def in_words(error: BaseException) -> str:
     """An exception as one line for people."""
     if isinstance(error, HexError):

@@ -42,7 +42,8 @@ class Identity:
     devices: tuple[str, ...] = ()
     kind: str = ""  # of its devices
     paced: bool = False
-    gpus: tuple[str, ...] = ()  # UUIDs to make visible; () hides every GPU
+    gpus: tuple[str, ...] = ()  # UUIDs of the cards to make visible; () hides every GPU
+    gpu_share: float = 1.0  # of each card's memory; below 1 others compute there too
     torch_threads: int = 1
     ranks: Ranks | None = None  # of a trainer on more than one device
     import_path: tuple[str, ...] = ()  # where the user's own modules are looked for

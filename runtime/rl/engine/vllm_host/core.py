@@ -6,7 +6,6 @@ All that differs between releases is here and in `worker`: 0.26 and 0.32 are tri
 import dataclasses
 import inspect
 import logging
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -19,6 +18,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from runtime.errors import ConfigError, WeightsError
 from runtime.rl.engine.vllm_host.admission import Admission, Waiting
 from runtime.rl.engine.vllm_host.figures import scheduler_level
+from runtime.rl.engine.vllm_host.memory import card_memory
 from runtime.rl.engine.vllm_host.model_folder import expected_shapes, write_folder
 from runtime.rl.engine.vllm_host.requests import requests_of
 from runtime.rl.engine.vllm_host.rows import Row
@@ -27,9 +27,6 @@ from runtime.rl.engine.vllm_host.wire import Message
 WORKER = "runtime.rl.engine.vllm_host.worker.GenerationReader"
 NEEDED = ("logprobs_mode", "worker_extension_cls", "load_format", "skip_tokenizer_init")
 logger = logging.getLogger(__name__)
-BESIDE_BYTES = (
-    4 * 2**30
-)  # of a card: what the driver and the engine use beyond its share, and the second buffer's slack
 DRAIN_STEPS = 64  # more than any pipeline holds
 
 
@@ -241,7 +238,7 @@ def _engine_args(spec: dict[str, Any], folder: str) -> dict[str, Any]:
         "distributed_executor_backend": "uni" if spec["tp"] == 1 else "mp",
         "enable_prefix_caching": True,
         "block_size": 32 if cpu else None,  # a CPU's default of 128 shares too few prefixes
-        "gpu_memory_utilization": _memory_share(spec),
+        **card_memory(spec, _card_bytes),
         "enforce_eager": spec["eager"],
         "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: temperature applied
         "worker_extension_cls": WORKER,
@@ -254,22 +251,16 @@ def _engine_args(spec: dict[str, Any], folder: str) -> dict[str, Any]:
     return {k: v for k, v in wanted.items() if k in known and v is not None}
 
 
-def _memory_share(spec: dict[str, Any]) -> float:
-    """Of the card: less than asked for where the second buffer would not fit beside it."""
-    share = float(spec["gpu_memory_share"])
-    if spec["device"] == "cpu" or not spec["second_buffer"]:
-        return share
+def _card_bytes() -> int:
+    """Memory of the engine's card."""
     from vllm.platforms import current_platform
 
     try:
-        card = int(current_platform.get_device_total_memory())  # by NVML: CUDA must not be up before workers are forked
+        return int(current_platform.get_device_total_memory())  # by NVML: CUDA must not be up before workers are forked
     except (ValueError, RuntimeError):  # a visible device named by its UUID, in a release that wants a number
         import torch
 
-        card = torch.cuda.mem_get_info()[1]
-    item = 2 if spec["dtype"] == "bfloat16" else 4
-    buffer = item * sum(math.prod(shape) for _, shape in expected_shapes(spec["model"]))
-    return min(share, max(0.1, 1 - (buffer + BESIDE_BYTES) / card))
+        return int(torch.cuda.mem_get_info()[1])
 
 
 def _call(method: Any, **named: Any) -> Any:
