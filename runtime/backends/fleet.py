@@ -17,7 +17,8 @@ from runtime.telemetry.reading import GpuReading, Report
 from runtime.telemetry.visible import visible
 
 _LINK = Link(latency_s=1e-5, bytes_per_s=1.25e10)  # between nodes; one machine has none
-PART_LINK_BYTES_PER_S = 1e9  # between parts of a card: over host memory, since NCCL takes no card twice
+# Between parts of a card: over host memory, since NCCL takes no card twice. 269 MB took 0.11 s beside generation (docs/gpu.md).
+PART_LINK_BYTES_PER_S = 2.5e9
 Label = Literal["gpu", "cpu", "paced", "mixed"]
 
 

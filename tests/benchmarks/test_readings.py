@@ -132,3 +132,26 @@ def test_admission_is_told_as_read() -> None:
     read = json.loads((READINGS / "admission-h200.json").read_text())["smollm2-135m"]
     together, at_once = (read[way]["tokens_per_s"] for way in ("together", "at once"))
     assert f"{together:,.0f} tokens/s, each at once {at_once:,.0f}" in PAGE
+
+
+def test_one_card_in_two_parts_is_told_as_read() -> None:
+    """Beside the same steps of the run on two cards; and that nothing was lost when its processes were killed."""
+
+    def read_steps(name: str) -> tuple[float, float]:
+        """Seconds of a step, and trained tokens/s, of steps 5 to 30."""
+        steps = [json.loads(line) for line in (READINGS / name).read_text().splitlines()][5:31]
+        assert [r["step"] for r in steps] == list(range(5, 31))
+        seconds = steps[-1]["time_unix_s"] - steps[0]["time_unix_s"]
+        return seconds / (len(steps) - 1), sum(r["trained_tokens"] for r in steps[1:]) / seconds
+
+    (one_s, one), (two_s, two) = read_steps("live-smollm2-1xh200.jsonl"), read_steps("learn-smollm2-2xh200.jsonl")
+    assert f"steps 5 to 30 took {one_s:.2f} s, {one:,.0f}"[:-2] in PAGE  # to hundreds
+    assert f"took {two_s:.2f} s, {two:,.0f}"[:-2] in PAGE
+    assert f"{one / two:.0%} of two cards".replace("%", " %") in PAGE
+    read = json.loads((READINGS / "live-smollm2-1xh200.json").read_text())
+    kills = ("kill_rollout", "kill_train", "kill_daemon")
+    assert all(read[f"{k}_identity_holds"] for k in kills)
+    assert (read["audit_faults"], read["exit_code"], read["staleness_max"]) == ([], 0, ETA)
+    for k in kills:
+        assert f" {read[f'{k}_in_service_s']:.{1 if k == 'kill_daemon' else 0}f} s" in PAGE
+    assert max(read["memory_used_bytes_after"]) < 1e9
