@@ -1,7 +1,8 @@
 """`python -m benchmarks.curves [RAW_FOLDER]`: write planner/calibration/data/*.json anew from the measured tables.
 
 RAW_FOLDER holds aiconfigurator's tables as CSV (default: ../shared/data/planner beside the checkout); their source and
-licence stand in planner/calibration/data/README.md. Only figures are kept, thinned to a grid.
+licence stand in planner/calibration/data/README.md. Only figures are kept, thinned to a grid, and what the last-level cache hid in
+them added (`benchmarks.caches`).
 """
 
 import csv
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.caches import Cache, Points, Shape, cache_of, streamed_decode, streamed_gemm
 from planner.calibration.curves import (
     Collective,
     KindCurves,
@@ -50,8 +52,6 @@ DECODE_AXES = (
     (1, 4, 8, 16),
 )
 PREFILL_AXES = ((1, 4, 16, 64), (32, 128, 512, 1024, 2048, 4096, 8192, 16384), (1, 4, 8, 16, 32, 64))
-Shape = tuple[int, ...]
-Points = Mapping[Shape, float]
 
 
 def rows(raw: Path, name: str, only: Iterable[str] = KINDS) -> Iterator[Mapping[str, str]]:
@@ -149,30 +149,32 @@ def fit_gemm(points: Points, dtype: str, sheet: Sheet, axes: Sequence[Sequence[i
     return table(points, axes, lambda m, n, k: gemm_work(m, n, k, width_of(dtype)), sheet)
 
 
-def best_share(points: Points, sheet: Sheet) -> float:
-    """The share of HBM bandwidth that the best twentieth of large reads (256 MB and more) exceeds."""
-    shares = []
-    for shape, seconds in points.items():
-        size = float(decode_work(*shape)[1])
-        if size >= 256e6:
-            shares.append(size / sheet.hbm_bytes_per_s / seconds)
-    return float(np.percentile(shares, 95))
+def caches(decode: Mapping[str, Points], known: Mapping[str, Mapping[str, Sheet]]) -> dict[str, Cache]:
+    """What every kind's table of decode attention shows of its cache."""
+    return {g: cache_of(g, points, known[g]["bf16"]) for g, points in decode.items()}
 
 
 def fit(raw: Path, only: Iterable[str] = KINDS) -> dict[str, KindCurves]:
-    """Curves of every kind from the raw tables."""
+    """Curves of every kind from the raw tables: of streamed seconds (`benchmarks.caches`)."""
     only = tuple(only)
     known = sheets(raw)
     products = {d: gemm_points(raw, d, only) for d in ("bf16", "fp8")}
     decode, prefill, ops = decode_points(raw, only), prefill_points(raw, only), collectives(raw, only)
+    seen = caches(decode, known)
     return {
         g: KindCurves(
             kind=g,
             sheets=known[g],
-            gemm={d: fit_gemm(p[g], d, known[g][d]) for d, p in products.items() if g in p},
-            decode=table(decode[g], DECODE_AXES, decode_work, known[g]["bf16"]),
+            gemm={
+                d: fit_gemm(streamed_gemm(p[g], width_of(d), seen[g], known[g][d]), d, known[g][d])
+                for d, p in products.items()
+                if g in p
+            },
+            decode=table(
+                streamed_decode(decode[g], seen[g], known[g]["bf16"]), DECODE_AXES, decode_work, known[g]["bf16"]
+            ),
             prefill=table(prefill[g], PREFILL_AXES, prefill_work, known[g]["bf16"]),
-            hbm_share=best_share(decode[g], known[g]["bf16"]),
+            hbm_share=seen[g].hbm_share,
             collectives=ops[g],
         )
         for g in (KINDS[o] for o in only)

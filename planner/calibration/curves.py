@@ -2,8 +2,9 @@
 
 A kernel's *roof* is what its FLOPs at the peak and its bytes at the HBM rate take together, as a norm of the two; a table
 holds its *slowness*, measured seconds over (floor + roof), where the floor is the shortest time any shape of the table
-takes. Efficiency is the inverse. A kind without a table is given the geometric mean of the slowness of the kinds it is
-likened to, at its own roof.
+takes. Efficiency is the inverse. Tables are of data that streams from memory, as in a step, where other layers pass in between:
+what a repeated benchmark read from the chip's cache was taken out of them. A kind without a table is given the geometric mean
+of the slowness of the kinds it is likened to, at its own roof.
 """
 
 import dataclasses
@@ -117,11 +118,14 @@ class Curves:
     def gemm_s(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str = "bf16") -> Array:
         """Seconds of one matrix product."""
         dtype = dtype if all(dtype in c.gemm for c in self.sources) and dtype in self.sheets else "bf16"
-        flops, size = gemm_work(m, n, k, 1 if dtype == "fp8" else 2)
+        width = 1 if dtype == "fp8" else 2
+        flops, size = gemm_work(m, n, k, width)
         at = roof(flops, size, self.sheets[dtype])
         found = _mean([c.gemm[dtype].seconds(at, m, n, k) for c in self.sources])
-        # No card is above its peak, which a table carried to a card with far more bandwidth a FLOP could say.
+        # No card is above its peak, which a table carried to a card with far more bandwidth a FLOP could say, and no weights
+        # come faster than memory.
         found = np.maximum(found, flops / self.sheets[dtype].peak_flops)
+        found = np.maximum(found, width * np.asarray(n, dtype=float) * k / self.sheets[dtype].hbm_bytes_per_s)
         return self._fixed(dtype, found, m, n, k)
 
     def decode_s(self, batch: ArrayLike, context: ArrayLike, kv_heads: ArrayLike, per_kv: ArrayLike) -> Array:
@@ -135,8 +139,8 @@ class Curves:
             if mine != theirs:
                 # Reading scales with bandwidth; what is lost besides (few blocks, short contexts) does not.
                 gain = 1 / mine.hbm_bytes_per_s - 1 / theirs.hbm_bytes_per_s
-                seconds = np.maximum(seconds + size / c.hbm_share * gain, size / mine.hbm_bytes_per_s)
-            found.append(seconds)
+                seconds = seconds + size / c.hbm_share * gain
+            found.append(np.maximum(seconds, size / mine.hbm_bytes_per_s))
         return self._fixed("decode", _mean(found), *shape)
 
     def prefill_s(self, batch: ArrayLike, tokens: ArrayLike, heads: ArrayLike) -> Array:
