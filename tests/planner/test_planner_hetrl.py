@@ -112,6 +112,11 @@ def test_the_ilp_finds_the_optimum_where_tasks_form_groups(seed: int) -> None:
     check_equal(drawn(random.Random(seed), most=3, ppo=True))
 
 
+def test_the_ilp_knows_that_weights_need_somebody_to_pass_them_on() -> None:
+    """Two machines, a slow link between kinds: a replica alone on the far machine has none that passes weights on to it."""
+    check_equal(drawn(random.Random(175466), most=3, ppo=True))
+
+
 @pytest.mark.accept
 def test_five_hundred_problems_against_brute_force(capsys: pytest.CaptureFixture[str]) -> None:
     """`hetrl-ilp` equals brute force on all of them; how far `hetrl` is from it."""

@@ -27,6 +27,7 @@ from planner.workflow import phi
 _STEP = 2e-7  # periods closer than this are one: rounding of the cost model's bisection and of the solver
 _COARSE_STEP = 1e-3  # the same on fleets whose candidates are coarse anyway
 _ROUNDS, _COARSE_ROUNDS = 200, 16
+_DELUSIONS = 32  # choices that are slower than the model thinks, in one problem
 _WARM = 96  # evaluations of `hetrl` that give the first incumbent
 
 
@@ -50,6 +51,7 @@ class _Periods:
         self.rounds = _ROUNDS if candidates.exact else _COARSE_ROUNDS
         self.fastest_s = fastest(candidates.found)
         rate = self._most_rate()
+        self.delusions: list[Chosen] = []
         self.least_window_s = self.rules.work_tokens / rate if rate > 0 else math.inf
 
     def close_in(self) -> None:
@@ -121,11 +123,21 @@ class _Periods:
         """What the solver says of a window, the least T in it as far as proven (sync), and the period of the plan found."""
         if train_s[1] < train_s[0] * (1 - 1e-12):
             return "infeasible", train_s[0], math.inf
-        model = PeriodModel(self.candidates, self.replicas, self.rules, window_s=window_s, train_s=train_s)
-        answer, chosen = model.solve(self.search.budget.mip_seconds, 0.0 if self.candidates.exact else _COARSE_STEP)
-        scored = None if chosen is None else self._offer(chosen)
-        found_s = math.inf if scored is None else scored.prediction.step_s
-        return answer.status, model.least_train_s(answer), found_s
+        while True:
+            model = PeriodModel(
+                self.candidates, self.replicas, self.rules, window_s=window_s, train_s=train_s, delusions=self.delusions
+            )
+            answer, chosen = model.solve(self.search.budget.mip_seconds, 0.0 if self.candidates.exact else _COARSE_STEP)
+            scored = None if chosen is None else self._offer(chosen)
+            found_s = math.inf if scored is None else scored.prediction.step_s
+            thought_s = window_s + self.rules.reward_s + (answer.values.get("T", 0.0) if self.rules.sync else 0.0)
+            if chosen is None or found_s <= thought_s * (1 + self.step / 2) or not self._may_retry():
+                return answer.status, model.least_train_s(answer), found_s
+            self.delusions.append(chosen)  # it was offered, so nothing is lost where only rounding made it slower
+
+    def _may_retry(self) -> bool:
+        """Whether another choice is worth asking for. Coarse candidates are placed by rules of their own, so slower is no wonder."""
+        return self.candidates.exact and len(self.delusions) < _DELUSIONS and not self.search.halted()
 
     def _offer(self, chosen: Chosen) -> Scored | None:
         groups = [self.candidates.found[n].layout for n in chosen.groups]

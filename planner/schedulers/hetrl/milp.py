@@ -10,6 +10,9 @@ Rows: devices of each pool, pins, the link that goes with where the actor trains
 B len, and admission. Async: W = P - reward for a period P, any T <= P will do, and T <= (eta + 1) P - M_tail tau_c where
 y_c > 0; the model looks for the most work. Sync: W >= pause_c + tail tau_c where y_c > 0, the step is T + reward + W, and the
 model looks for the least T. Taking W and not P as given is what keeps it linear there: at a fixed P the work would hold T y_c.
+
+Links are as good as replicas elsewhere can make them, who pass weights on. A choice without those is slower than the model says:
+such *delusions* are told, and the model then asks for other groups, or for some replica more or away.
 """
 
 import math
@@ -58,6 +61,7 @@ class PeriodModel:
         *,
         window_s: float,
         train_s: tuple[float, float],
+        delusions: Sequence[Chosen] = (),
     ) -> None:
         self.candidates, self.replicas, self.rules = candidates, replicas, rules
         self.window_s, (self.low_s, self.high_s) = window_s, train_s
@@ -76,6 +80,8 @@ class PeriodModel:
         self._devices()
         self._links()
         self._admission()
+        for k, d in enumerate(delusions):
+            self._something_else(k, d)
 
     def solve(self, limit_s: float, relative_gap: float) -> tuple[Answer, Chosen | None]:
         """The solver's answer and what it picked, where it found anything; in sync T to `relative_gap` of the least."""
@@ -229,6 +235,25 @@ class PeriodModel:
                 runs = self._whole(f"u{k}", 1)
                 self.model += y <= self.replicas[t.candidate].most * runs
                 self.model += self.high_s - (self.high_s - t.most_train_s) * runs >= self.T
+
+    def _something_else(self, k: int, than: Chosen) -> None:
+        """Another group, a replica candidate left out, or a replica more: fewer of a candidate that stays change no path."""
+        if any(n not in self.z for n in than.groups):
+            return
+        others = [1 - self.z[n] for n in than.groups]
+        counts: dict[int, Any] = {}
+        for t, y in zip(self.tiers, self.y, strict=True):
+            counts[t.candidate] = counts.get(t.candidate, 0) + y
+        for r, count in counts.items():
+            had = than.replicas.get(r, 0)
+            more = self._whole(f"more{k}_{r}", 1)
+            self.model += count >= (had + 1) * more
+            others.append(more)
+            if had:
+                away = self._whole(f"away{k}_{r}", 1)
+                self.model += count <= self.replicas[r].most * (1 - away)
+                others.append(away)
+        self.model += pulp.lpSum(others) >= 1
 
     def least_train_s(self, answer: Answer) -> float:
         """Sync: no plan that does the work in this window trains faster, by the solver's bound."""
