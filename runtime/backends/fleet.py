@@ -59,7 +59,7 @@ def _auto(config: Config, own_run: str | None) -> Discovery:
         why = report.message
         free, notes = _free(report, own_run)
     if free:
-        return _of_cards(config, free, notes, own_run)
+        return of_cards(config, free, notes, owner_of=owner, own_run=own_run)
     notes = (*notes, f"no free GPU: {why}" if why else "no free GPU")
     rest = _on_this_host(config, notes) if config.fleet.devices else _cpu(config)
     return Discovery(cluster=rest.cluster, label=rest.label, notes=(*notes, *rest.notes))
@@ -100,13 +100,20 @@ def _gpus(config: Config, own_run: str | None) -> Discovery:
             got="; ".join(notes) or report.message,
             hint='use fleet.source = "auto" or "cpu"',
         )
-    return _of_cards(config, free, notes, own_run)
+    return of_cards(config, free, notes, owner_of=owner, own_run=own_run)
 
 
-def _of_cards(config: Config, free: Sequence[GpuReading], notes: tuple[str, ...], own_run: str | None) -> Discovery:
+def of_cards(
+    config: Config,
+    free: Sequence[GpuReading],
+    notes: tuple[str, ...] = (),
+    *,
+    owner_of: Callable[[str], str | None],
+    own_run: str | None,
+) -> Discovery:
     """The cards, in parts where the configuration says so or one of them has to do all. A run that has cards goes by those: a
     card that became free since must not change what its devices are called."""
-    mine = [g for g in free if own_run is not None and owner(g.id) == own_run] or free
+    mine = [g for g in free if own_run is not None and owner_of(g.id) == own_run] or free
     parts = config.fleet.gpu_parts or (2 if len(mine) == 1 else 1)
     if parts > 1:
         whose = "the GPU counts as" if len(free) == 1 else "each GPU counts as"

@@ -184,38 +184,41 @@ def test_a_part_says_whose_it_is(parts: int) -> None:
     assert (parts_of("paced-n0-1"), is_gpu("paced-n0-1")) == (1, False)
 
 
-def found_with(monkeypatch: pytest.MonkeyPatch, *cards: GpuReading, **section: object) -> fleet.Discovery:
-    """What a run finds on a machine with those cards."""
-    monkeypatch.setattr(fleet, "report_once", lambda: report(*cards))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return discover(Config(model=MODEL, fleet=FleetSection(**section)))  # type: ignore[arg-type]
+def found_with(
+    *cards: GpuReading, owners: dict[str, str] | None = None, own_run: str | None = None, **section: object
+) -> fleet.Discovery:
+    """What a run makes of those free cards."""
+    config = Config(model=MODEL, fleet=FleetSection(**section))  # type: ignore[arg-type]
+    return fleet.of_cards(config, cards, owner_of=(owners or {}).get, own_run=own_run)
 
 
-def test_one_gpu_alone_is_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_gpu_alone_is_two_devices() -> None:
     """Each with half of its memory, speed and price, under the card's curves; said in words."""
-    for source in ("gpus", "auto"):
-        found = found_with(monkeypatch, H200, source=source, prices={"H200": 4.0})
-        assert [d.id for d in found.cluster.devices] == ["GPU-a:1of2", "GPU-a:2of2"]
-        assert [d.index for d in found.cluster.devices] == [0, 1]
-        [kind] = found.cluster.kinds.values()
-        assert (kind.name, kind.base, kind.memory_bytes, kind.price_usd_per_h) == (
-            "H200 1/2",
-            "H200",
-            75377410048.0,
-            2.0,
-        )
-        assert (kind.train_efficiency, kind.rollout_efficiency) == (0.5, 0.5)
-        assert kind.peak_flops == CATALOGUE["H200"].peak_flops
-        assert found.label == "gpu"
-        assert "take turns" in found.notes[-1]
+    found = found_with(H200, source="gpus", prices={"H200": 4.0})
+    assert [d.id for d in found.cluster.devices] == ["GPU-a:1of2", "GPU-a:2of2"]
+    assert [d.index for d in found.cluster.devices] == [0, 1]
+    [kind] = found.cluster.kinds.values()
+    assert (kind.name, kind.base, kind.memory_bytes, kind.price_usd_per_h) == ("H200 1/2", "H200", 75377410048.0, 2.0)
+    assert (kind.train_efficiency, kind.rollout_efficiency) == (0.5, 0.5)
+    assert kind.peak_flops == CATALOGUE["H200"].peak_flops
+    assert found.label == "gpu"
+    assert "take turns" in found.notes[-1]
 
 
-def test_two_gpus_stay_whole_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_gpus_stay_whole_unless_told() -> None:
     other = replace(H200, id="GPU-b", index=1, pci="0:07")
-    assert [d.id for d in found_with(monkeypatch, H200, other, source="gpus").cluster.devices] == ["GPU-a", "GPU-b"]
-    found = found_with(monkeypatch, H200, other, source="gpus", gpu_parts=2).cluster
+    assert [d.id for d in found_with(H200, other, source="gpus").cluster.devices] == ["GPU-a", "GPU-b"]
+    found = found_with(H200, other, source="gpus", gpu_parts=2).cluster
     assert [d.id for d in found.devices] == ["GPU-a:1of2", "GPU-a:2of2", "GPU-b:1of2", "GPU-b:2of2"]
-    assert [d.id for d in found_with(monkeypatch, H200, source="gpus", gpu_parts=1).cluster.devices] == ["GPU-a"]
+    assert [d.id for d in found_with(H200, source="gpus", gpu_parts=1).cluster.devices] == ["GPU-a"]
+
+
+def test_a_run_with_one_card_keeps_its_parts_when_another_becomes_free() -> None:
+    """What its devices are called is in its ledger and plans. For a new run both are there."""
+    other = replace(H200, id="GPU-b", index=1, pci="0:07")
+    mine = found_with(H200, other, owners={"GPU-a": "mine"}, own_run="mine").cluster
+    assert [d.id for d in mine.devices][:2] == ["GPU-a:1of2", "GPU-a:2of2"]
+    assert [d.id for d in found_with(H200, other, own_run="new").cluster.devices] == ["GPU-a", "GPU-b"]
 
 
 def test_a_part_is_free_again_while_the_other_computes() -> None:
