@@ -33,6 +33,7 @@ class DeviceKind:
     prefill_efficiency: float = (
         1.0  # of prefill beside what `rollout_efficiency` says of whole steps; 1: not calibrated
     )
+    recompute_efficiency: float = 1.0  # of prefixes computed anew after an update, beside those two; 1: not calibrated
     train_floor_s: float = 0.0  # what a layer of one micro-batch costs a training step on top of its kernels
     train_fixed_s: float = 0.0  # what a training step costs whatever its batch
     source: str = ""  # where the figures come from
@@ -81,6 +82,7 @@ class DeviceKind:
             train_efficiency=self.train_efficiency,
             rollout_efficiency=self.rollout_efficiency,
             prefill_efficiency=self.prefill_efficiency,
+            recompute_efficiency=self.recompute_efficiency,
             slow_share=self.slow_share,
         )
         if self.price_usd_per_h is not None and self.price_usd_per_h < 0:

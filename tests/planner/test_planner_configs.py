@@ -131,6 +131,21 @@ def test_everything_reaches_the_problem() -> None:
     assert p.overrides == said
 
 
+@pytest.mark.parametrize(
+    ("source", "engine", "block"), [("declared", "vllm", 16), ("cpu", "vllm", 32), ("declared", "torch", None)]
+)
+def test_a_group_shares_its_prompt_where_the_engine_does(source: str, engine: str, block: int | None) -> None:
+    devices = [{"kind": "host-cpu" if source == "cpu" else "H100", "count": 2}]
+    c = config(
+        planner={"capabilities": "runtime"},
+        fleet={"source": source, "devices": devices},
+        rollout={"engine": engine},
+        model={"source": "pretrained", "path": "models/r1-distill-qwen-1.5b.json"},
+    )
+    caps = problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path)).capabilities
+    assert caps.rollout_prefix_block == block
+
+
 def test_ranks_of_two_kinds_and_deltas_are_planned_where_the_file_says_so() -> None:
     def said(**planner: Any) -> Capabilities:
         c = config(planner=planner)
