@@ -34,6 +34,7 @@ class DeviceKind:
         1.0  # of prefill beside what `rollout_efficiency` says of whole steps; 1: not calibrated
     )
     recompute_efficiency: float = 1.0  # of prefixes computed anew after an update, beside those two; 1: not calibrated
+    swap_s: float | None = None  # for which new weights stop a replica, their way over links apart; None: not measured
     train_floor_s: float = 0.0  # what a layer of one micro-batch costs a training step on top of its kernels
     train_fixed_s: float = 0.0  # what a training step costs whatever its batch
     source: str = ""  # where the figures come from
@@ -85,6 +86,7 @@ class DeviceKind:
             recompute_efficiency=self.recompute_efficiency,
             slow_share=self.slow_share,
         )
+        _positive(f"kind {self.name!r}", swap_s=self.swap_s)
         if self.price_usd_per_h is not None and self.price_usd_per_h < 0:
             raise InvalidInput(
                 f"kind {self.name!r}.price_usd_per_h is negative", got=self.price_usd_per_h, expected=">= 0"

@@ -38,6 +38,7 @@ class Capabilities:
     )
     # tokens; None: micro-batches of whole padded samples, logits of all tokens
     weights_full_every: int = 1  # one update in so many carries all weights, the others what has changed; 1: all do
+    direct_updates: bool = False  # the trainer sends weights into a second buffer of engines that go on meanwhile
     task_groups: int = 1  # groups of tasks besides generation that may have devices of their own
     colocate: bool = False  # sync modes: replicas may run on devices that train
 

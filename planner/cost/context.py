@@ -26,6 +26,7 @@ class Context:
     rates: Rates
     weights_full_every: int = 1  # `Capabilities.weights_full_every`
     row_tokens: int | None = None  # `Capabilities.train_row_tokens`
+    direct: bool = False  # `Capabilities.direct_updates`
     shared: Sharing = Sharing()  # of prompts, in a replica
     critic: ModelSpec | None = None  # None: shaped like `model`
     reward: ModelSpec | None = None
@@ -68,6 +69,7 @@ def context_of(
         rates=Rates(calibration or problem.calibration),
         weights_full_every=can.weights_full_every,
         row_tokens=can.train_row_tokens,
+        direct=can.direct_updates,
         shared=sharing(problem.workload, m, can.rollout_prefix_block),
         critic=problem.critic_model,
         reward=problem.reward_model,

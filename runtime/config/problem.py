@@ -143,9 +143,18 @@ def runtime_capabilities(config: Config, cluster: Cluster) -> Capabilities:
         train_mixed_dp=config.planner.mixed_ranks and most != 1,
         trainer="replicated" if most == 1 else "fsdp",
         train_row_tokens=_row_tokens(config, cluster),
+        direct_updates=_direct(config, cluster),
         # Straight to the engines, and of several ranks, all weights go.
         weights_full_every=config.weights.full_every if config.weights.path == "store" and most == 1 else 1,
     )
+
+
+def _direct(config: Config, cluster: Cluster) -> bool:
+    """Whether weights go straight to the engines; `auto` does so between GPUs of one kind."""
+    kinds = cluster.kinds.values()
+    if config.weights.path != "auto":
+        return config.weights.path == "direct"
+    return len({k.base for k in kinds}) == 1 and not any(k.paced or k.base == HOST_CPU for k in kinds)
 
 
 def _prefix_block(config: Config, cluster: Cluster) -> int | None:
