@@ -37,6 +37,7 @@ class DeviceKind:
     swap_s: float | None = None  # for which new weights stop a replica, their way over links apart; None: not measured
     train_floor_s: float = 0.0  # what a layer of one micro-batch costs a training step on top of its kernels
     train_fixed_s: float = 0.0  # what a training step costs whatever its batch
+    checkpoint_s: float = 0.0  # of that, what checkpoints come to, in the mean over steps
     source: str = ""  # where the figures come from
     paced: bool = False  # real work on a CPU at a declared speed
     slow_of: str = ""  # the kind whose devices these are, where they are a part of it that runs slower
@@ -91,7 +92,7 @@ class DeviceKind:
             raise InvalidInput(
                 f"kind {self.name!r}.price_usd_per_h is negative", got=self.price_usd_per_h, expected=">= 0"
             )
-        for field in ("launch_s", "decode_floor_s", "train_floor_s", "train_fixed_s"):
+        for field in ("launch_s", "decode_floor_s", "train_floor_s", "train_fixed_s", "checkpoint_s"):
             if getattr(self, field) < 0:
                 raise InvalidInput(f"kind {self.name!r}.{field} is negative", got=getattr(self, field), expected=">= 0")
 

@@ -355,6 +355,7 @@ class CostModel:
             egress_usd_per_step=egress_usd,
             staleness_mean=self._staleness(running, train_s, rollout_s),
             score_s=phi(c.score_s for _, c in sides),
+            checkpoint_s=max(self.context.kind(self.places[d].kind).checkpoint_s for p, _ in sides for d in p.devices),
         )
 
     def _staleness(self, running: Sequence[tuple[Offer, int]], train_s: float, rollout_s: float) -> float:

@@ -211,6 +211,7 @@ def workload_from_config(config: Config) -> Workload:
         reward_s_per_sample=algorithm.reward_time,
         kv_on_update=algorithm.kv_on_update,
         update_mode=algorithm.update_mode,
+        checkpoint_every=config.trainer.checkpoint_every_steps,
         # Our trainer makes one optimiser step a batch: its proximal policy is the current one, at no cost. What a paced
         # device declares is of a step with two passes.
         proximal_forward=algorithm.objective == "decoupled"
