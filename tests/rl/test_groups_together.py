@@ -49,7 +49,9 @@ class Several:
                 own = [o for o in range(frontier) if name in self.at[o] and self.left[o] and o // PROMPTS == due]
                 assert not own, "another group before what is left of its own"
             if self.at[g] - {name}:
-                assert name in self.at[g] or not [o for o in fresh if o // PROMPTS == due], "taken from another too early"
+                assert name in self.at[g] or not [o for o in fresh if o // PROMPTS == due], (
+                    "taken from another too early"
+                )
             self.left[g] -= 1
             self.at[g].add(name)
             fresh = [o for o in fresh if o != g]

@@ -244,7 +244,7 @@ class RolloutDesk:
         load = self._load(replica)
         asking = [
             r for r in state.replicas
-            if r is not replica and self._routable(r) and r.stats.slots and r.synced
+            if r is not replica and self._routable(r) and r.slots and r.synced
             and now_s - r.seen_s < state.limits.lease_s * FRESH
         ]  # fmt: skip
         others = [self._load(r) for r in asking]
@@ -382,6 +382,7 @@ class RolloutDesk:
             weights=stored,
             direct=None if published == stored else published,
             channel=self._state.channel,
+            slots=replica.allotted,
         )
 
     def _again(self, replica: Replica, request: ExchangeRequest) -> Exchange:
