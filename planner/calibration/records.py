@@ -127,9 +127,9 @@ class LinkPoint:
 class EngineRate:
     """Tokens a second that the inference engine reached, all running samples and all devices of the replica together.
 
-    Of prefill and recomputation: tokens that the engine computed, over the seconds by which running samples were held up. What it
-    found in its cache does not count. `recompute`: the prefixes of `running` samples of `context` tokens each, after an update
-    that threw their KV away.
+    Of prefill and recomputation: tokens that the engine computed, over the seconds by which running samples were held up.
+    `recompute`: the prefixes of `running` samples of `context` tokens each, no two of which began alike, after an update that
+    threw their KV away.
     """
 
     phase: Phase
