@@ -31,7 +31,7 @@ def merged_tables(measured: Sequence[Measured]) -> tuple[Calibration, tuple[str,
 
 def points_of(t: KindTables) -> int:
     """Points of all tables."""
-    tables = (t.gemm, t.prefill, t.decode, t.collectives, t.hbm_copy, t.links, t.engine, t.trainer)
+    tables = (t.gemm, t.prefill, t.decode, t.collectives, t.hbm_copy, t.links, t.engine, t.trainer, t.updates)
     return sum(len(x) for x in tables)
 
 
