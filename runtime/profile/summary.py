@@ -69,7 +69,9 @@ def kind_summary(t: KindTables) -> Mapping[str, Any]:
                 "recompute": r.recompute,
                 "attention": r.attention,
                 "compiled": r.compiled,
+                "checkpoint_s": r.checkpoint_s,
             }
             for r in t.trainer
         ],
+        "updates": [{"path": u.path, "model": u.model, "engine": u.engine, "swap_s": u.swap_s} for u in t.updates],
     }
