@@ -33,7 +33,10 @@ NOTES: Mapping[str, str] = {
     "quarter in 4.8 % of the steps (H100 0.6 %, H200 0.1 %; 2,048 x 2,048 takes 24 us with 512 rows, 75 with 768, 34 with 1,024), and the "
     "least-squares curve that never falls with rows, fitted to all of them, is off by more than 17 % at a tenth (H100 4 %). The same "
     "card's fp8 products, of other kernels, are off by 1.6 %. Waves of tiles over the kind's processors as part of the roof (128 x 128, "
-    "128 x 256, 64 x 128, the best of six) gave 8.0 to 9.2 % there and 3.4 to 3.7 % on H100: they were left out, and the bar stays missed.",
+    "128 x 256, 64 x 128, the best of six) gave 8.0 to 9.2 % there and 3.4 to 3.7 % on H100: they were left out. Nor does smoothing "
+    "help: at the shipped n and k, where the median is 7.1 %, the slowness averaged over neighbouring rows gives 7.8 to 8.6 %, over "
+    "neighbouring n and k 7.3 to 7.7 %, seconds that never fall with rows 8.1 %; of the other bf16 tables A100's gains 0.4 points at best, "
+    "H100's and L40S' lose as much. The bar stays missed.",
     "Decode attention, held-out kind": "One layer's attention for one token a sample. H100 stands nearer to H200 than the mean "
     "does. The tables repeat a kernel over one key-value cache, so what fits into the last-level cache (96 MB on L40S, 128 MB on "
     "RTX PRO 6000) was read from there; a decode step never does, and the curves that plans use know only memory. For this "
