@@ -7,7 +7,7 @@ from planner.cost.lengths import Moments, moments
 from planner.cost.rates import Rates
 from planner.model import ModelSpec
 from planner.plan import Task
-from planner.problem import Problem, TrainerKind
+from planner.problem import AttentionKernel, Problem, TrainerKind
 from planner.record import record, replace
 from planner.workload import Workload
 
@@ -25,6 +25,7 @@ class Context:
     rates: Rates
     weights_full_every: int = 1  # `Capabilities.weights_full_every`
     row_tokens: int | None = None  # `Capabilities.train_row_tokens`
+    train_attention: AttentionKernel = "flash_2"  # `Capabilities.train_attention`
     critic: ModelSpec | None = None  # None: shaped like `model`
     reward: ModelSpec | None = None
 
@@ -65,6 +66,7 @@ def context_of(
         rates=Rates(calibration or problem.calibration),
         weights_full_every=problem.capabilities.weights_full_every,
         row_tokens=problem.capabilities.train_row_tokens,
+        train_attention=problem.capabilities.train_attention,
         critic=problem.critic_model,
         reward=problem.reward_model,
     )

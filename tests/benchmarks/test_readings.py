@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks import predicted_training as formula
 from benchmarks.bench_weights import goal_s
 from benchmarks.compare_trl import LAST, rows_of, summary
 
 READINGS = Path(__file__).parent / "readings"
 PAGE = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
 ETA = 4
+LONG_RUN: dict[str, Any] = {"file": "trainer-h200", "gpus": 1, "shape": "1.5b", "length": 8192}
 UNDISTURBED = 112  # steps before the first kill
 
 
@@ -72,6 +74,17 @@ def test_training_speed_is_told_as_read(file: str, name: str, way: str) -> None:
     ours, plain = (read[f"{name}_{who}_tokens_per_s"] for who in (f"ours_{way}", "hf"))
     assert ours > plain
     assert f"| {ours:,.0f} | {plain:,.0f} | {ours / plain:.2f} |" in PAGE
+
+
+def test_the_training_formula_beside_our_trainer_is_told_as_it_is() -> None:
+    assert formula.table() in PAGE
+    flash, cudnn = (
+        formula.Run(**{**LONG_RUN, "name": n, "kernel": k})
+        for n, k in (("ours_auto", "flash_2"), ("ours_cudnn", "cudnn"))
+    )
+    more = [formula.TOKENS / of(flash) - formula.TOKENS / of(cudnn) for of in (formula.predicted, formula.measured)]
+    assert more == pytest.approx([0.22, 0.22], abs=0.01)
+    assert formula.predicted(flash) == pytest.approx(formula.measured(flash), rel=0.06)
 
 
 def steps_of(name: str) -> list[dict[str, Any]]:
