@@ -80,7 +80,8 @@ class Steady:
 
 @record
 class Updated:
-    """What new weights cost, medians over `updates` of them."""
+    """What new weights cost, medians over `updates` of them. Steps that were under way end while an engine takes weights: their time
+    is the pause's, their tokens count as decoded, so `recompute_s` is that much less. The sum holds."""
 
     updates: int
     swap_s: float
