@@ -221,6 +221,7 @@ class ReplicaStatus:
     last_exchange_age_s: float
     unflushed_tokens: int
     pid: int
+    refill_s: float | None = None  # as its exchanges tell it
 
 
 @record

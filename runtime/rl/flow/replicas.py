@@ -70,6 +70,7 @@ class Replica:
             last_exchange_age_s=now_s - self.seen_s,
             unflushed_tokens=max(0, self.stats.decoded_tokens - self.received),
             pid=self.pid,
+            refill_s=self.refill_s,
         )
 
 
