@@ -2,6 +2,7 @@
 
 One caller is replica, verifiers and trainer at once. Milliseconds of processor time a step; `pack` and `unpack` are of one
 batch, in flow and in the trainer. `commit_wall` is how long the ledger's commits took, on the disk of the temporary folder.
+`tick` is the look for what has stalled, made before every call, with that many samples leased.
 """
 
 import pickle
@@ -23,6 +24,8 @@ FLUSH_TOKENS = 32
 GROUP = 8
 STEPS, WARM_STEPS = 12, 3
 SHAPES = ((64, 128), (256, 512))  # samples a step, tokens a sample
+LEASES = (64, 2048)
+TICKS = 2000
 
 
 @record
@@ -80,12 +83,25 @@ class _Callers:
         )  # fmt: skip
         return self.flow.exchange(request).leases
 
-    def step(self, step: int) -> None:
-        """Everything of one optimiser step."""
-        began, before = time.process_time(), self.ledger.commit_s
+    def lease(self) -> list[Lease]:
+        """A step's samples."""
         held: list[Lease] = []
         while len(held) < self.shape.samples:
             held += self.exchange()
+        return held
+
+    def tick_us(self) -> float:
+        """Of processor time, on average, with a step's samples leased."""
+        self.lease()
+        began = time.process_time()
+        for _ in range(TICKS):
+            self.flow.tick()
+        return (time.process_time() - began) / TICKS * 1e6
+
+    def step(self, step: int) -> None:
+        """Everything of one optimiser step."""
+        began, before = time.process_time(), self.ledger.commit_s
+        held = self.lease()
         for start in range(0, self.shape.tokens, FLUSH_TOKENS):
             n = min(FLUSH_TOKENS, self.shape.tokens - start)
             self.exchange(tuple(self._append(lease, start, n) for lease in held))
@@ -131,4 +147,9 @@ def run() -> dict[str, float]:
             for name, values in callers.spent.items():
                 kept = sorted(values[WARM_STEPS:])
                 figures[f"{samples}x{tokens}_{name}"] = kept[len(kept) // 2]
+    for samples in LEASES:
+        with TemporaryDirectory() as folder:
+            callers = _Callers(Path(folder), _Shape(samples=samples, tokens=128))
+            figures[f"{samples}_leases_tick_us"] = callers.tick_us()
+            callers.flow.close()
     return figures

@@ -139,6 +139,8 @@ class FlowView:
     kwh_per_mtok: float | None
     trainer_wait_share: float
     admission_wait_share: float
+    # Seconds in which slots that fall empty have no new samples, by the median of the slowest replica's last exchanges.
+    refill_s: float | None = None
     waits: str
     samples_by_state: Mapping[str, int]
     steps_done: int

@@ -21,11 +21,12 @@ nobody can tell.
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from planner.record import record
 from runtime.core import event as ev
-from runtime.core.calibrating import KEEP, LEAST, MOST, RECENT, Calibrating, Recent, factor_for
+from runtime.core.calibrating import KEEP, LEAST, LEAST_SAMPLES, MOST, RECENT, Calibrating, Recent, factor_for
+from runtime.core.calibrating import MATERIAL as STEP
 from runtime.core.event import UnitRole
 from runtime.core.state import ClusterState, DeviceBelief
 from runtime.policy.drift import LEAST_SHARE, MATERIAL, DeviceDrift, DriftRule, watched
@@ -43,12 +44,39 @@ class Past:
 
 @record
 class Drifting:
-    """What is carried from one look to the next. A daemon that starts anew begins it anew; who is slow is in the state."""
+    """What is carried from one look to the next. Who is slow is in the state, and so is what devices have shown (`learned`): a
+    daemon that takes over goes on from there, and begins the rest anew."""
 
     drifts: Mapping[str, DeviceDrift] = dataclasses.field(default_factory=dict)  # by device
     pasts: Mapping[tuple[str, UnitRole], Past] = dataclasses.field(default_factory=dict)  # by (device, role)
     suspects: frozenset[str] = frozenset()  # devices whose newest block was as slow as a slow one's
     judged_s: Mapping[str, float] = dataclasses.field(default_factory=dict)  # slow devices: when one was last judged
+
+
+def remembered(state: ClusterState) -> Drifting:
+    """What a daemon that takes over goes on from."""
+    return Drifting(pasts={k: Past(log_ratio=s.log_ratio, blocks=s.blocks) for k, s in state.learned.items()})
+
+
+def learned(
+    now: Drifting, state: ClusterState, told: Sequence[ev.DeviceDrifted | ev.DeviceRetried]
+) -> tuple[ev.SpeedsLearned, ...]:
+    """What has to be on record beside the verdicts `told`, so that the next ones are the same whoever makes them: exactly for
+    devices that were judged, and to a calibration factor's step for the others. `state`: before the verdicts."""
+    judged = {d for e in told for d in (e.devices if isinstance(e, ev.DeviceDrifted) else (e.device,))}
+    known = {d.id: d for d in state.present}
+    found = []
+    for (device, role), past in now.pasts.items():
+        if device not in known:
+            continue
+        old, matters = state.learned.get((device, role)), device in judged or known[device].speed < 1
+        if old is None:
+            new = matters or past.blocks >= LEAST_SAMPLES
+        else:
+            new = abs(past.log_ratio - old.log_ratio) > (0.0 if matters else math.log1p(STEP))
+        if new:
+            found.append(ev.LearnedSpeed(device=device, role=role, log_ratio=past.log_ratio, blocks=past.blocks))
+    return (ev.SpeedsLearned(speeds=tuple(found)),) if found else ()
 
 
 def aside(state: ClusterState, drifting: Drifting) -> frozenset[str]:

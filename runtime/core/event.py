@@ -118,6 +118,23 @@ class DeviceRetried:
 
 
 @record
+class LearnedSpeed:
+    """What a device has shown in a role while nothing was wrong: smoothed ln(measured / modelled speed) over so many blocks."""
+
+    device: str
+    role: UnitRole
+    log_ratio: float
+    blocks: int
+
+
+@record
+class SpeedsLearned:
+    """What the next verdicts on these devices are held against, for a daemon that takes over."""
+
+    speeds: tuple[LearnedSpeed, ...]
+
+
+@record
 class StepOrdered:
     """A migration step was decided. Recorded before it is carried out; repeats carry the same id and no new record.
 
@@ -402,6 +419,7 @@ Event = (
     | DeviceReleased
     | DeviceDrifted
     | DeviceRetried
+    | SpeedsLearned
     | StepOrdered
     | UnitAppeared
     | UnitAdopted
@@ -433,6 +451,9 @@ Event = (
     | RunEndRequested
     | RunEnded
 )
+
+UNSAID = (CommandAccepted, SpeedsLearned)
+"""For the audit and for a daemon that takes over: what they led to says itself."""
 
 EVENT_TYPES: dict[str, type[Event]] = {t.__name__: t for t in get_args(Event)}
 

@@ -89,6 +89,7 @@ def _daemon_started(state: ClusterState, e: ev.DaemonStarted, at_s: float) -> Cl
             blocked="",
             flow_silent=None,
             calibration={},
+            learned={},
             drift_planned_at_s=None,
             devices={k: replace(d, speed=1.0, recoveries=0) for k, d in state.devices.items()},
         )
@@ -117,6 +118,7 @@ def _device_lost(state: ClusterState, e: ev.DeviceLost, at_s: float) -> ClusterS
     if known is None or known.lost:
         return state
     state = _device(state, e.device, lost=e.reason or "gone", stale=False, host_bound=False, speed=1.0)
+    state = replace(state, learned={key: s for key, s in state.learned.items() if key[0] != e.device})
     return _needed(state, "loss", f"{known.display} lost", at_s)
 
 
@@ -142,6 +144,11 @@ def _device_drifted(state: ClusterState, e: ev.DeviceDrifted, at_s: float) -> Cl
 def _device_retried(state: ClusterState, e: ev.DeviceRetried, at_s: float) -> ClusterState:
     state = _device(state, e.device, speed=1.0, recoveries=e.recoveries)
     return state if state.plan is None else _needed(state, "drift", retry_reason(e, state.display(e.device)), at_s)
+
+
+def _speeds_learned(state: ClusterState, e: ev.SpeedsLearned, at_s: float) -> ClusterState:
+    there = {(s.device, s.role): s for s in e.speeds if s.device in state.devices and not state.devices[s.device].lost}
+    return replace(state, learned={**state.learned, **there})
 
 
 def _step_ordered(state: ClusterState, e: ev.StepOrdered, at_s: float) -> ClusterState:
@@ -277,6 +284,7 @@ _HANDLERS: Mapping[type, Handler] = {
     ev.DeviceReleased: _device_released,
     ev.DeviceDrifted: _device_drifted,
     ev.DeviceRetried: _device_retried,
+    ev.SpeedsLearned: _speeds_learned,
     ev.StepOrdered: _step_ordered,
     ev.UnitAppeared: lambda s, e, t: _unit(s, e.unit, e.epoch, "seen", t),
     ev.UnitAdopted: _unit_adopted,

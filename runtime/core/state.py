@@ -7,7 +7,7 @@ from typing import Literal
 from planner.override import Override
 from planner.record import record
 from runtime.api.wire import CommandResult
-from runtime.core.event import UnitRole
+from runtime.core.event import LearnedSpeed, UnitRole
 from runtime.core.solved import PlanCause, SolvedPlan
 
 UnitStatus = Literal["ordered", "seen", "serving", "drained", "dead", "stopped"]
@@ -101,6 +101,7 @@ class ClusterState:
     drift_planned_at_s: float | None = None  # newest planning that drift had a part in
     start_s: Mapping[UnitRole, float] = dataclasses.field(default_factory=dict)  # newest start, from order to service
     calibration: Mapping[tuple[str, UnitRole], float] = dataclasses.field(default_factory=dict)  # by (kind, role)
+    learned: Mapping[tuple[str, UnitRole], LearnedSpeed] = dataclasses.field(default_factory=dict)  # by (device, role)
     infeasible: str = ""
     blocked: str = ""
     flow_silent: bool | None = None  # None: never heard of

@@ -103,6 +103,7 @@ def flow_view(f: FlowStatus, usd_per_h: float | None, power_w: float | None, gro
         kwh_per_mtok=kwh_per_mtok(power_w, f.trained_tokens_per_s),
         trainer_wait_share=f.trainer_wait_share,
         admission_wait_share=f.admission_wait_share,
+        refill_s=max((r.refill_s for r in f.replicas if r.order == "serve" and r.refill_s is not None), default=None),
         waits=f.waits,
         samples_by_state=f.samples_by_state,
         steps_done=f.steps_done,

@@ -53,6 +53,8 @@ def words(event: ev.Event, display: Display) -> Words:
             return _drift_words(event, display)
         case ev.DeviceRetried():
             return Words(message=retry_reason(event, display(event.device)), subject=event.device)
+        case ev.SpeedsLearned():
+            return Words(message=f"noted what {_names(tuple({s.device: None for s in event.speeds}), display)} showed")
         case ev.UnitAppeared() | ev.UnitServed() | ev.UnitDrained() | ev.UnitDied() | ev.UnitStopped():
             return _unit_words(event)
         case ev.UnitAdopted():

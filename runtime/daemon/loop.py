@@ -23,7 +23,7 @@ from runtime.core.actual import bodies
 from runtime.core.belief import believe
 from runtime.core.calibrating import Calibrating, calibrate, without_units_gone
 from runtime.core.command import handle
-from runtime.core.drifting import Drifting, aside, drift, speeds
+from runtime.core.drifting import Drifting, aside, drift, learned, remembered, speeds
 from runtime.core.fold import fold
 from runtime.core.limits import Limits, Memory, stretched
 from runtime.core.modelled import CostedWork, corrected, rescored
@@ -113,7 +113,7 @@ class Loop:
     def _restore(self) -> None:
         for stored in self._store.read():
             self.state = fold(self.state, (stored,))
-            if not isinstance(stored.event, ev.CommandAccepted):
+            if not isinstance(stored.event, ev.UNSAID):
                 self._rows.append(row(stored, self.state))
 
     @property
@@ -131,6 +131,7 @@ class Loop:
     def begin(self, *, epoch: int, pid: int, adopted: bool, devices: Iterable[Device], now_s: float) -> None:
         """Record that this daemon took over, and the fleet as it was found."""
         self.record([ev.DaemonStarted(epoch=epoch, pid=pid, adopted=adopted)], now_s)
+        self._drifting = remembered(self.state)
         found = {d.id: d for d in devices}
         gone = [d.id for d in self.state.present if d.id not in found] if not adopted else []
         new = [d for d in found.values() if d.id not in self.state.devices or self.state.devices[d.id].lost]
@@ -144,8 +145,8 @@ class Loop:
             before = self.state
             self.state = fold(self.state, (s,))
             shown = row(s, self.state if isinstance(s.event, ev.DeviceJoined) else before)
-            if isinstance(s.event, ev.CommandAccepted):
-                continue  # for the audit; what it led to says itself
+            if isinstance(s.event, ev.UNSAID):
+                continue
             self._rows.append(shown)
             logger.log(_LEVELS[shown.level], "%s", shown.message)
         if stored:
@@ -187,7 +188,7 @@ class Loop:
         self.record(events, now_s)
         if rule is not None:
             drifted, self._drifting = drift(self._calibrating, self.state, self._drifting, rule, now_s)
-            self.record(drifted, now_s)
+            self.record((*learned(self._drifting, self.state, drifted), *drifted), now_s)
 
     def _model(self) -> CostedWork:
         """The cost model of the fleet as it is, without factors. Made anew when the fleet or the plan is another."""
@@ -338,7 +339,7 @@ class Loop:
 
     def events(self, after: int, limit: int) -> tuple[EventRow, ...]:
         """Events from the store, in words."""
-        stored = self._store.read(after, limit, without=(ev.CommandAccepted,))
+        stored = self._store.read(after, limit, without=ev.UNSAID)
         return tuple(row(s, self.state) for s in stored)
 
 

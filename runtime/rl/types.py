@@ -223,6 +223,7 @@ class ReplicaStatus:
     unflushed_tokens: int
     pid: int
     allotted: int | None = None  # slots that it is told to use; None: its own limit
+    refill_s: float | None = None  # as its exchanges tell it
 
 
 @record

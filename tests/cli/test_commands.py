@@ -95,6 +95,13 @@ def test_figures_that_nobody_knows_are_null(server: Served, shell: Shell) -> Non
     server.put(flow=replace(snapshot().flow, usd_per_h=None, usd_per_mtok=None))
     assert shell.json("status")["usd_per_mtok"] is None
     assert "$" not in shell("status")
+    assert "refill" not in shell("status")
+
+
+def test_how_long_empty_slots_wait_is_said(server: Served, shell: Shell) -> None:
+    server.put(flow=replace(snapshot().flow, refill_s=0.116))
+    assert shell.json("status")["refill_s"] == 0.116
+    assert "a slot that falls empty has its next sample within 0.12 s" in shell("status")
 
 
 def test_gpus(server: Served, shell: Shell) -> None:

@@ -11,7 +11,7 @@ from values import NOW_S, device, fleet, flow, observed, replica, solved, starte
 
 from runtime.core import event as ev
 from runtime.core.calibrating import LEAST_SAMPLES, RECENT, Calibrating, Modelled, calibrate
-from runtime.core.drifting import Drifting, aside, drift, speeds
+from runtime.core.drifting import Drifting, aside, drift, learned, remembered, speeds
 from runtime.core.fold import fold
 from runtime.core.observation import Observation, Work
 from runtime.core.trigger import due
@@ -72,7 +72,11 @@ class Trace:
         found, self.calibrating = calibrate(self.seen(), self.state, self.calibrating, Ideal, self.now_s, aside=slow)
         self.record(*found)
         drifted, self.drifting = drift(self.calibrating, self.state, self.drifting, self.rule, self.now_s)
-        self.record(*drifted)
+        self.record(*learned(self.drifting, self.state, drifted), *drifted)
+
+    def another_daemon(self) -> None:
+        """kill -9: of the old one only what it recorded is left."""
+        self.calibrating, self.drifting = Calibrating(), remembered(self.state)
 
     def record(self, *events: ev.Event) -> None:
         self.events += [(self.now_s, e) for e in events]
@@ -227,6 +231,45 @@ def test_who_is_slow_survives_the_daemon_and_is_not_forgotten_by_a_fresh_past() 
     assert run.state.devices["a"].speed == told
     [(_, e)] = run.go(300, t0=0.9)
     assert (e.speed, e.recoveries) == (1.0, 1)
+
+
+def test_a_daemon_that_takes_over_finds_a_lone_device_slow_that_slowed_just_then() -> None:
+    """It always trained at 0.7 of what is modelled. Its blocks begin anew at the first look, and the first three count at once."""
+    run = Trace("r0", "t0")
+    run.go(200, t0=0.7)
+    run.another_daemon()
+    [(at, e)] = run.go(200, t0=0.35)
+    assert at == BLOCK_S + FOUND_S
+    assert (e.devices, e.role, e.speed) == (("a",), "train", pytest.approx(0.5, rel=0.03))
+
+
+def test_what_is_on_record_is_exact_for_who_is_judged_and_written_seldom() -> None:
+    run = Trace("r0", "r1", "t0")
+    run.go(2000, t0=0.9)
+    written = [e for _, e in run.events if isinstance(e, ev.SpeedsLearned)]
+    assert [{(s.device, s.role) for s in e.speeds} for e in written] == [
+        {("a", "train"), ("b", "rollout"), ("c", "rollout")}
+    ]
+    share = 0.9
+    for _ in range(40):
+        share *= 0.9985  # falls by 6 % while nobody calls it slow
+        run.go(25, t0=share)
+    again = [e for _, e in run.events if isinstance(e, ev.SpeedsLearned)][1:]
+    assert [[s.device for s in e.speeds] for e in again] == [["a"]]
+    run.go(100, t0=0.4)
+    assert run.state.devices["a"].speed < 1
+    assert run.drifting.pasts == remembered(run.state).pasts | {
+        (d, "rollout"): run.drifting.pasts[d, "rollout"] for d in ("b", "c")
+    }
+
+
+def test_what_a_lost_device_showed_is_forgotten() -> None:
+    run = Trace()
+    run.go(100)
+    run.record(ev.DeviceLost(device="c", reason="gone"), ev.DeviceJoined(device="c", kind="k", node="n0", index=2))
+    assert {d for d, _ in run.state.learned} == {"a", "b", "d"}
+    run.record(ev.DaemonStarted(epoch=2, pid=1, adopted=False))
+    assert run.state.learned == {}
 
 
 def test_a_slow_device_alone_in_a_new_role_is_held_against_its_first_figures_there() -> None:

@@ -14,7 +14,7 @@ from values import NOW_S, device, fleet, flow, observed, solved, started, stored
 from planner.record import replace
 from runtime.core import event as ev
 from runtime.core.calibrating import Calibrating, Modelled, calibrate
-from runtime.core.drifting import Drifting, aside, drift, speeds
+from runtime.core.drifting import Drifting, aside, drift, learned, remembered, speeds
 from runtime.core.fold import fold
 from runtime.core.observation import Work
 from runtime.core.trigger import JOIN_QUIET_S, due
@@ -82,7 +82,7 @@ class Lone:
         found, self.calibrating = calibrate(seen, self.state, self.calibrating, Ideal, self.now_s, aside=slow)
         self.record(*found)
         told, self.drifting = drift(self.calibrating, self.state, self.drifting, self.rule, self.now_s)
-        self.record(*told)
+        self.record(*learned(self.drifting, self.state, told), *told)
 
     def _plan(self) -> None:
         need = due(self.state, self.now_s, cooldown_s=self.rule.cooldown_s)
@@ -143,17 +143,27 @@ def test_who_is_judged_is_not_tried() -> None:
     assert run.retried() == []
 
 
-def test_a_daemon_that_starts_anew_waits_anew_and_knows_slow_from_fast() -> None:
-    """Its past is forgotten, its kind's factor is not."""
-    run = Lone(wrong=0.7)
+@pytest.mark.parametrize("wrong", [0.7, 1.0])
+def test_a_daemon_that_takes_over_waits_anew_and_knows_slow_from_fast(wrong: float) -> None:
+    """By what the device showed before, which is on record."""
+    run = Lone(wrong=wrong)
     run.until("spare", 0.5, FOUND_S + PLANNED_S)
     run.go(RULE.retry_s / 2, 0.5)
-    run.calibrating, run.drifting = Calibrating(), Drifting()
+    run.calibrating, run.drifting = Calibrating(), remembered(run.state)
     run.go(RULE.retry_s - TICK_S, 0.5)
     assert run.retried() == []
     run.go(2 * TICK_S, 0.5)
     assert len(run.retried()) == 1
     run.until("fast", 0.5, PLANNED_S)
+    run.until("spare", 0.5, 3 * TICK_S + 2 * RULE.enter_s + PLANNED_S)
+    assert run.state.devices["fast"].speed == pytest.approx(0.5, rel=0.02)
+
+
+def test_a_run_recorded_before_speeds_were_goes_by_its_kinds_factor() -> None:
+    run = Lone(wrong=0.7)
+    run.until("spare", 0.5, FOUND_S + PLANNED_S)
+    run.calibrating, run.drifting = Calibrating(), Drifting()
+    run.until("fast", 0.5, RULE.retry_s + PLANNED_S)
     run.until("spare", 0.5, 3 * TICK_S + 2 * RULE.enter_s + PLANNED_S)
     assert run.state.devices["fast"].speed == pytest.approx(0.5, rel=0.1)
 

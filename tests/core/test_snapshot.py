@@ -68,6 +68,14 @@ def test_money_is_for_all_devices_that_are_there_over_trained_tokens() -> None:
     assert rows(s)["b"].usd_per_mtok == pytest.approx(1.5 / 0.36)  # 100 tokens/s
 
 
+def test_the_refill_shown_is_that_of_the_slowest_replica_that_serves() -> None:
+    state, obs = up()
+    told = {"a": ("serve", 0.1), "b": ("serve", 0.4), "c": ("drain", 9.0), "d": ("serve", None)}
+    several = flow(*(replace(status(n), order=order, refill_s=s) for n, (order, s) in told.items()))
+    shown = [take(state, replace(obs, flow=f)).flow for f in (several, flow(status("d")))]
+    assert [None if f is None else f.refill_s for f in shown] == [0.4, None]
+
+
 def test_a_lost_device_is_not_paid_for() -> None:
     state, obs = up()
     state = fold(state, stored(ev.DeviceLost(device="c", reason="fallen off the bus")))

@@ -290,6 +290,18 @@ def test_a_slow_device_is_planned_for_once_and_again_when_it_is_back() -> None:
     assert world.standing()["d2"] == "rollout"
 
 
+def test_the_next_daemon_holds_a_device_without_peers_against_what_the_last_one_saw() -> None:
+    """It slows in the moment of the take-over: by what is measured from then on it is as it always was."""
+    world = SimWorld(2, behaviour=Behaviour(train_tokens_per_s=1e6))
+    world.settle()
+    world.run(60)
+    world.sim.fleet.inject(DeviceSlows(at_s=world.now_s, device="d1", speed=0.5))
+    world.restart()
+    world.run(100)
+    assert world.loop.state.devices["d1"].speed == pytest.approx(0.5, rel=0.05)
+    assert "SpeedsLearned" not in {e.kind for e in world.loop.snapshot(world.now_s).events}
+
+
 def test_a_pinned_device_stays_where_it_is_however_slow() -> None:
     world = SimWorld(4, behaviour=Behaviour(train_tokens_per_s=1e6))
     world.command("pin", device="d2", role="rollout")

@@ -117,6 +117,7 @@ def test_work_ahead_follows_how_long_an_exchange_takes(tmp_path: Path, refill_s:
         leases = {lease: at + 1 for lease, at in leases.items()}
         leases |= dict.fromkeys(desk.exchange(appends=appends, refill_s=refill_s).leases, 0)
     assert len(leases) == held
+    assert [r.refill_s for r in desk.flow.status().replicas] == [refill_s]
 
 
 def test_a_stopped_drained_or_superseded_replica_gets_nothing_and_is_told_so(desk: Desk) -> None:

@@ -9,7 +9,7 @@ _FLOW = (
     "version", "eta", "staleness_mean", "staleness_p95", "staleness_max", "reward_mean", "generated_tokens",
     "trained_tokens", "masked_tokens", "in_flight_tokens", "wasted_tokens", "redone_tokens", "queue_groups",
     "queue_batches", "tokens_per_s", "generated_tokens_per_s", "usd_per_h", "usd_per_mtok", "trainer_wait_share",
-    "admission_wait_share", "waits", "steps_done", "spans_two_versions_share", "samples_by_state", "metrics",
+    "admission_wait_share", "refill_s", "waits", "steps_done", "spans_two_versions_share", "samples_by_state", "metrics",
 )  # fmt: skip
 
 
@@ -94,6 +94,7 @@ def _flow_rows(s: Snapshot) -> list[tuple[str, str]]:
     return [
         ("waits", f"trainer {share(f.trainer_wait_share)} for data, rollout {share(f.admission_wait_share)} for admission"
                   + (f"; {f.waits}" if f.waits else "")),
+        *([] if f.refill_s is None else [("refill", f"a slot that falls empty has its next sample within {f.refill_s:.2f} s")]),
         ("staleness", f"mean {number(f.staleness_mean, 1)}  p95 {number(f.staleness_p95, 1)}  max {number(f.staleness_max)}  eta {f.eta}"),
         ("queue", f"{f.queue_groups} groups, {f.queue_batches:.1f} batches"),
         ("rate", f"generated {number(f.generated_tokens_per_s)} tok/s, trained {number(f.tokens_per_s)} tok/s"),

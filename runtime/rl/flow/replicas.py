@@ -77,6 +77,7 @@ class Replica:
             unflushed_tokens=max(0, self.stats.decoded_tokens - self.received),
             pid=self.pid,
             allotted=self.allotted,
+            refill_s=self.refill_s,
         )
 
 

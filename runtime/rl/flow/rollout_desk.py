@@ -107,7 +107,7 @@ class RolloutDesk:
         to try. Returns them."""
         state = self._state
         self._evaluation.release_stalled(now_s)
-        stalled = [s for s, since in state.progress_s.items() if now_s - since > state.stall_s]
+        stalled = state.progress.stalled(now_s, state.stall_s)
         if stalled:
             with state.ledger.transaction():
                 for sample in sorted(stalled):
@@ -116,7 +116,7 @@ class RolloutDesk:
                     if row is not None and row.state == "LEASED" and replica is not None:
                         self._suspend(replica, sample, counts=True)
                     state.end_lease(sample)
-        return tuple(stalled)
+        return stalled
 
     def end_leases(self, replica: Replica, *, counts: bool) -> None:
         """Suspend everything a replica holds. Inside a transaction."""
@@ -161,7 +161,7 @@ class RolloutDesk:
         outcome = ledger.append(append, replica=replica.name, replica_epoch=replica.epoch, finish=finish)
         if outcome == "ok":
             self._state.lease_versions[append.sample] = append.version
-            self._state.progress_s[append.sample] = replica.seen_s
+            self._state.progress.mark(append.sample, replica.seen_s)
             if finish is None:
                 return None
             return self._finished(append.sample)
@@ -336,7 +336,7 @@ class RolloutDesk:
         row = state.ledger.lease(sample, replica=replica.name, replica_epoch=replica.epoch, seq=seq)
         assert replica.version is not None
         state.lease_versions[sample] = replica.version
-        state.progress_s[sample] = replica.seen_s
+        state.progress.mark(sample, replica.seen_s)
         if sample.group in self._groups:
             self._groups[sample.group] = state.view(sample.group)
             self._verdicts = {}

@@ -8,6 +8,7 @@ from planner.record import record
 from runtime.errors import RefusedError
 from runtime.policy.staleness import GroupView, StalenessPolicy
 from runtime.rl.flow.figures import Level, Rate, StepRate
+from runtime.rl.flow.progress import Progress
 from runtime.rl.flow.replicas import Replica, Replicas
 from runtime.rl.flow.spent import Spent
 from runtime.rl.ledger import Ledger
@@ -71,8 +72,7 @@ class FlowState:
         self.admission_waits = Level(now)
         self.expected_tokens = settings.max_new_tokens / 2  # of one response
         self.lease_versions: dict[SampleId, int] = {}  # lowest version that may still add tokens to a leased sample
-        # When a leased sample was leased or last got a token; leases from before a restart start anew.
-        self.progress_s: dict[SampleId, float] = {s: now for held in ledger.book.held.values() for s in held}
+        self.progress = Progress((s for held in ledger.book.held.values() for s in held), now)
         self.usd_per_h: float | None = None
         with ledger.transaction():
             ledger.count("opened", 1)
@@ -148,12 +148,12 @@ class FlowState:
         """Nobody was heard for that long because nobody listened."""
         for replica in self.replicas:
             replica.seen_s += seconds
-        self.progress_s = {sample: since + seconds for sample, since in self.progress_s.items()}
+        self.progress.give_back(seconds)
 
     def end_lease(self, sample: SampleId) -> None:
         """Forget what is remembered of a lease."""
         self.lease_versions.pop(sample, None)
-        self.progress_s.pop(sample, None)
+        self.progress.forget(sample)
 
     def give_up(self, ordinal: int, reason: str) -> None:
         """Give a group up; whoever still decodes for it is told to stop. Inside a transaction."""

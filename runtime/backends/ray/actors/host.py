@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from planner.errors import HexError
 from planner.record import replace
+from runtime import heap
 from runtime.backends.ray.actors.identity import ActorLevel, ActorPhase, Gauge, Identity
 from runtime.backends.ray.env import USER_HOME
 from runtime.runs import start_ticks
@@ -118,6 +119,7 @@ class Work:
             log.info("ended: %s", how)
 
     def _ready(self, gauge: Callable[[], Gauge] = Gauge) -> None:
+        heap.settle()
         self._gauge = gauge
         self._phase = "running"
 
@@ -143,10 +145,12 @@ class Broken:
 def built(me: Identity, build: Callable[[], Any]) -> Any:
     """What `build` returns, or a `Broken` in its place."""
     try:
-        return build()
+        found = build()
     except Exception as e:  # noqa: BLE001 - reported by the level and raised at every call
         logging.getLogger(me.name).error("cannot be built: %s\n%s", in_words(e), traceback.format_exc())
         return Broken(me, e)
+    heap.settle()
+    return found
 
 
 def level_of(me: Identity, phase: ActorPhase, reason: str = "") -> ActorLevel:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from runtime import heap
 from runtime.errors import RunError, WeightsError
 from runtime.rl.engine.vllm_host.environment import prepare
 from runtime.rl.engine.vllm_host.rows import Row, pack_rows, unpack_requests
@@ -104,6 +105,7 @@ def main(argv: list[str], build: "Callable[[dict[str, Any]], Core]") -> int:
         if first is None or first["kind"] != "start":
             raise RunError("no start came")
         core = build(first["spec"])
+        heap.settle()
         line.send({"kind": "ready", "facts": core.facts, "level": core.level()})
         serve(line, core)
     except Closed:
