@@ -53,6 +53,13 @@ class Drifting:
     judged_s: Mapping[str, float] = dataclasses.field(default_factory=dict)  # slow devices: when one was last judged
 
 
+def doubtful(drifting: Drifting) -> frozenset[str]:
+    """Devices that may be found slow soon: past the limit for less than the dwell, or with such a newest block."""
+    dwelling = {d for d, x in drifting.drifts.items() if x.past_s is not None}
+    slow = {d for d, x in drifting.drifts.items() if x.slow}
+    return frozenset((drifting.suspects | dwelling) - slow)
+
+
 def remembered(state: ClusterState) -> Drifting:
     """What a daemon that takes over goes on from."""
     return Drifting(pasts={k: Past(log_ratio=s.log_ratio, blocks=s.blocks) for k, s in state.learned.items()})

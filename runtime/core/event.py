@@ -254,6 +254,7 @@ class PlanningStarted:
 
     trigger: str
     drift: bool = False  # among the causes
+    doubtful: tuple[str, ...] = ()  # with drift: devices that might be found slow soon
 
 
 @record

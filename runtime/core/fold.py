@@ -8,8 +8,9 @@ from planner.record import replace
 from runtime.api.wire import CommandResult
 from runtime.core import event as ev
 from runtime.core.drifting import drift_reason, retry_reason
+from runtime.core.needing import needed, unanswered
 from runtime.core.solved import PlanCause, SolvedPlan
-from runtime.core.state import ClusterState, DeviceBelief, Need, OpenProposal, Unit, UnitStatus
+from runtime.core.state import ClusterState, DeviceBelief, DriftPlanned, OpenProposal, Unit, UnitStatus
 
 HEALTHY_STRETCH_S = 60.0  # serving that long clears a device's failures
 KEPT_ANSWERS = 256
@@ -42,31 +43,18 @@ def _unit(state: ClusterState, unit: str, epoch: int, status: UnitStatus, at_s: 
 
 def _needed(state: ClusterState, cause: PlanCause, reason: str, at_s: float) -> ClusterState:
     """A new plan is needed for one more reason."""
-    old, rev = state.need, state.need_rev + 1
-    need = Need(
-        causes=(old.causes if old else frozenset()) | {cause},
-        reasons=(*(old.reasons if old else ()), reason)[-8:],
-        since_s=old.since_s if old else at_s,
-        last_s=at_s,
-        rev=rev,
-        urgent_rev=rev if cause not in ("join", "drift") else old.urgent_rev if old else 0,
-    )
-    return replace(state, need=need, need_rev=rev)
-
-
-def _unanswered(state: ClusterState, need_rev: int) -> Need | None:
-    """What is left of the need once the planner answered the reasons up to `need_rev`."""
-    return state.need if state.need is not None and state.need.rev > need_rev else None
+    rev = state.need_rev + 1
+    return replace(state, need=needed(state.need, cause, reason, at_s, rev=rev), need_rev=rev)
 
 
 def _answered(state: ClusterState, need_rev: int) -> ClusterState:
     """The planner answered the reasons up to `need_rev`."""
-    return replace(state, need=_unanswered(state, need_rev), planning_failed_at_s=None)
+    return replace(state, need=unanswered(state.need, need_rev), planning_failed_at_s=None)
 
 
 def _planning_failed(state: ClusterState, e: ev.PlanningFailed, at_s: float) -> ClusterState:
     # With a plan in force the need stands and is tried again; the first plan's failure is for whoever starts the run.
-    need = state.need if state.plan is not None else _unanswered(state, e.need_rev)
+    need = state.need if state.plan is not None else unanswered(state.need, e.need_rev)
     return replace(state, need=need, planning_failed_at_s=at_s)
 
 
@@ -90,7 +78,7 @@ def _daemon_started(state: ClusterState, e: ev.DaemonStarted, at_s: float) -> Cl
             flow_silent=None,
             calibration={},
             learned={},
-            drift_planned_at_s=None,
+            drift_planned=None,
             devices={k: replace(d, speed=1.0, recoveries=0) for k, d in state.devices.items()},
         )
     return _needed(state, "start", "the run starts", at_s) if state.plan is None and state.need is None else state
@@ -243,6 +231,13 @@ def _in_force(state: ClusterState, solved: SolvedPlan) -> ClusterState:
     )
 
 
+def _planning_started(state: ClusterState, e: ev.PlanningStarted, at_s: float) -> ClusterState:
+    if not e.drift:
+        return state
+    slow = frozenset(d.id for d in state.present if d.speed < 1)
+    return replace(state, drift_planned=DriftPlanned(at_s=at_s, slow=slow, doubtful=frozenset(e.doubtful)))
+
+
 def _plan_proposed(state: ClusterState, e: ev.PlanProposed, at_s: float) -> ClusterState:
     proposal = OpenProposal(solved=e.solved, expires_at_s=e.expires_at_s, gain_share=e.gain_share)
     rev = max(state.plan_rev, e.solved.rev)
@@ -296,7 +291,7 @@ _HANDLERS: Mapping[type, Handler] = {
     ev.OverrideCleared: _override_cleared,
     ev.CommandAccepted: _command_accepted,
     ev.ReplanRequested: lambda s, e, t: _needed(s, "operator", "asked by the operator", t),
-    ev.PlanningStarted: lambda s, e, t: replace(s, drift_planned_at_s=t) if e.drift else s,
+    ev.PlanningStarted: _planning_started,
     ev.PlanAdopted: lambda s, e, t: _answered(_in_force(s, e.solved), e.need_rev),
     ev.PlanProposed: _plan_proposed,
     ev.PlanApproved: _plan_approved,

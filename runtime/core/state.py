@@ -8,7 +8,8 @@ from planner.override import Override
 from planner.record import record
 from runtime.api.wire import CommandResult
 from runtime.core.event import LearnedSpeed, UnitRole
-from runtime.core.solved import PlanCause, SolvedPlan
+from runtime.core.needing import Need
+from runtime.core.solved import SolvedPlan
 
 UnitStatus = Literal["ordered", "seen", "serving", "drained", "dead", "stopped"]
 
@@ -60,24 +61,21 @@ class Unit:
 
 
 @record
-class Need:
-    """A new plan is needed. `rev` changes with every new reason, so that an answer to an older need is not taken for it."""
-
-    causes: frozenset[PlanCause]
-    reasons: tuple[str, ...]
-    since_s: float
-    last_s: float
-    rev: int
-    urgent_rev: int  # of the newest reason that is neither a join nor drift
-
-
-@record
 class OpenProposal:
     """A plan that waits for consent."""
 
     solved: SolvedPlan
     expires_at_s: float
     gain_share: float | None
+
+
+@record
+class DriftPlanned:
+    """A planning for slow devices: when, which were slow by then, and which might have been found so soon."""
+
+    at_s: float
+    slow: frozenset[str]
+    doubtful: frozenset[str]
 
 
 @record
@@ -98,7 +96,7 @@ class ClusterState:
     need: Need | None = None
     need_rev: int = 0
     planning_failed_at_s: float | None = None
-    drift_planned_at_s: float | None = None  # newest planning that drift had a part in
+    drift_planned: DriftPlanned | None = None  # newest planning that drift had a part in
     start_s: Mapping[UnitRole, float] = dataclasses.field(default_factory=dict)  # newest start, from order to service
     calibration: Mapping[tuple[str, UnitRole], float] = dataclasses.field(default_factory=dict)  # by (kind, role)
     learned: Mapping[tuple[str, UnitRole], LearnedSpeed] = dataclasses.field(default_factory=dict)  # by (device, role)

@@ -4,14 +4,17 @@ Failure repair and an operator's command never wait for consent; an improvement 
 `ask`. Where devices only drifted, plans are a cool-down apart, and one that is not worth its move is not taken.
 """
 
+from collections.abc import Collection
 from typing import Literal
 
 from planner.plan import Plan
 from planner.record import record, replace
 from planner.solution import Feasible, Solution
 from runtime.core import event as ev
+from runtime.core.held import mates_in_doubt, newcomers
+from runtime.core.needing import Need
 from runtime.core.solved import PlanCause, SolvedPlan, shape
-from runtime.core.state import ClusterState, Need
+from runtime.core.state import ClusterState
 from runtime.core.target import QUARANTINE_AFTER, against_override
 from runtime.policy.drift import FIRST_MOVE_S, DriftRule, pays
 
@@ -30,9 +33,12 @@ class ConsentRule:
     expires_s: float = 120.0
 
 
-def due(state: ClusterState, now_s: float, *, cooldown_s: float = 0.0) -> Need | None:
+def due(
+    state: ClusterState, now_s: float, *, drift: DriftRule | None = None, doubtful: Collection[str] = ()
+) -> Need | None:
     """The need for a plan that should be worked on now, or None. Losses and operators at once, joins and drift when they
-    pause, drift alone not within `cooldown_s` of the last planning for it."""
+    pause. Drift alone waits for the cool-down of the rule `drift` from the last planning for it, unless for mates of those
+    planned for then; and, as long as joins may be gathered, for mates that are `doubtful`."""
     if state.ending:
         return None
     need = state.need
@@ -46,16 +52,18 @@ def due(state: ClusterState, now_s: float, *, cooldown_s: float = 0.0) -> Need |
         return None  # the planner broke on just this: not at once again
     if need.causes & {"operator", "start"}:
         return need
-    if need.causes == {"drift"} and now_s - _drift_planned_s(state) < cooldown_s:
+    drifted = need.causes == {"drift"}
+    if drifted and _cools_down(state, drift, now_s) and not newcomers(state):
         return None
     hard = bool(need.causes & {"loss", "quarantine"})
     quiet_s, longest_s = (HARD_QUIET_S, HARD_LONGEST_S) if hard else (JOIN_QUIET_S, JOIN_LONGEST_S)
-    pausing = now_s - need.last_s >= quiet_s
+    pausing = now_s - need.last_s >= quiet_s and not (drifted and mates_in_doubt(state, doubtful))
     return need if pausing or now_s - need.since_s >= longest_s else None
 
 
-def _drift_planned_s(state: ClusterState) -> float:
-    return float("-inf") if state.drift_planned_at_s is None else state.drift_planned_at_s
+def _cools_down(state: ClusterState, rule: DriftRule | None, now_s: float) -> bool:
+    last = state.drift_planned
+    return rule is not None and last is not None and now_s - last.at_s < rule.cooldown_s
 
 
 def move_s(state: ClusterState) -> float:
@@ -74,11 +82,6 @@ def _retry(state: ClusterState, failed_s: float) -> Need:
         rev=state.need_rev,
         urgent_rev=state.need_rev,
     )
-
-
-def outdates(newer: Need, worked_on: Need) -> bool:
-    """Whether a planning under way should be thrown away for the newer need: for all but joins and drift, which wait."""
-    return newer.urgent_rev > worked_on.rev
 
 
 def verdicts(state: ClusterState, now_s: float) -> tuple[ev.Event, ...]:

@@ -23,16 +23,17 @@ from runtime.core.actual import bodies
 from runtime.core.belief import believe
 from runtime.core.calibrating import Calibrating, calibrate, without_units_gone
 from runtime.core.command import handle
-from runtime.core.drifting import Drifting, aside, drift, learned, remembered, speeds
+from runtime.core.drifting import Drifting, aside, doubtful, drift, learned, remembered, speeds
 from runtime.core.fold import fold
 from runtime.core.limits import Limits, Memory, stretched
 from runtime.core.modelled import CostedWork, corrected, rescored
+from runtime.core.needing import Need, outdates
 from runtime.core.observation import Observation
 from runtime.core.reconcile import Blocked, Converged, Next, Steps, next_steps
 from runtime.core.snapshot import SHOWN_EVENTS, Facts, snapshot
-from runtime.core.state import ClusterState, Need
+from runtime.core.state import ClusterState
 from runtime.core.target import slots_of
-from runtime.core.trigger import ConsentRule, due, judge, move_s, outdates, trigger_words, verdicts
+from runtime.core.trigger import ConsentRule, due, judge, move_s, trigger_words, verdicts
 from runtime.core.words import row
 from runtime.daemon.series import Series
 from runtime.policy.drift import DriftRule
@@ -215,19 +216,18 @@ class Loop:
             self.record([ev.MilestoneReached(name=IN_SERVICE, detail="a trainer and a replica are at work")], now_s)
 
     def _plan(self, now_s: float) -> None:
-        need = self._due(now_s)
-        if self._planning.busy and self._working is not None and need is not None and outdates(need, self._working):
+        if self._working is not None and outdates(self.state.need, self._working):
             self._planning.cancel()
+            self._working = None
         answer = self._planning.poll()
         if answer is not None and self._working is not None:
             self._take(answer, self._working, now_s)
-            need = self._due(now_s)
+        need = self._due(now_s)
         if need is not None and not self._planning.busy and not self.state.ending:
             self._ask(need, now_s)
 
     def _due(self, now_s: float) -> Need | None:
-        rule = self._settings.drift
-        return due(self.state, now_s, cooldown_s=0.0 if rule is None else rule.cooldown_s)
+        return due(self.state, now_s, drift=self._settings.drift, doubtful=doubtful(self._drifting))
 
     def _ask(self, need: Need, now_s: float) -> None:
         state = self.state
@@ -242,7 +242,12 @@ class Loop:
             self.record([failed], now_s)
             return
         self._working, self._asked = need, problem
-        self.record([ev.PlanningStarted(trigger=trigger_words(need), drift="drift" in need.causes)], now_s)
+        started = ev.PlanningStarted(
+            trigger=trigger_words(need),
+            drift="drift" in need.causes,
+            doubtful=tuple(sorted(doubtful(self._drifting))) if "drift" in need.causes else (),
+        )
+        self.record([started], now_s)
         self._planning.start(problem, self._settings.scheduler)
 
     def _as_slow_as_they_are(self, problem: Problem, need: Need) -> Problem:

@@ -17,22 +17,29 @@ class Plans:
     def __init__(self, options: Options, watch: Watch | None) -> None:
         self._options, self._watch = options, watch
 
-    def solve(self, problem: Problem, *, drift: bool = False) -> tuple[Plan | None, str]:
-        """The plan, or why there is none. `drift`: devices only became slow, so a move must be worth its cost."""
+    def asked(self, problem: Problem, *, drift: bool = False) -> Problem:
+        """The problem on devices as slow as they are found to be now. `drift`: they only became slow, so a move must be worth
+        its cost."""
+        if self._watch is None:
+            return problem
+        ids = {d.id for d in problem.cluster.devices}
+        problem = replace(problem, speeds={d: s for d, s in self._watch.speeds.items() if d in ids})
+        if not drift:
+            return problem
+        return replace(problem, switch_s=self._move_s, switch_horizon_s=self._watch.rule.payback_s)
+
+    def solve(self, problem: Problem) -> tuple[Plan | None, str]:
+        """The plan, or why there is none."""
         if not problem.cluster.devices:
             return None, "no device is there"
-        problem = self._as_slow_as_they_are(problem)
-        if drift and self._watch is not None:
-            problem = replace(problem, switch_s=self._move_s, switch_horizon_s=self._watch.rule.payback_s)
         found = planner.solve(problem, scheduler=self._options.scheduler, budget=self._options.budget)
         if isinstance(found, Infeasible):
             return None, f"no plan: {found.message}"
         return found.plan, ""
 
-    def pays(self, problem: Problem, now: Plan | None, then: Plan) -> bool:
-        """Whether moving from one plan to the other earns what it costs, on devices as slow as they are."""
-        problem = self._as_slow_as_they_are(problem)
-        before, after = (None if p is None else scored(problem, p) for p in (now, then))
+    def pays(self, asked: Problem, now: Plan | None, then: Plan) -> bool:
+        """Whether moving from one plan to the other earns what it costs."""
+        before, after = (None if p is None else scored(asked, p) for p in (now, then))
         if before is None or after is None or self._watch is None:
             return before is None
         rates = before.prediction.tokens_per_s, after.prediction.tokens_per_s
@@ -41,9 +48,3 @@ class Plans:
     @property
     def _move_s(self) -> float:
         return max(self._options.costs.start_s, self._options.costs.reform_s)
-
-    def _as_slow_as_they_are(self, problem: Problem) -> Problem:
-        if self._watch is None:
-            return problem
-        ids = {d.id for d in problem.cluster.devices}
-        return replace(problem, speeds={d: s for d, s in self._watch.speeds.items() if d in ids})

@@ -15,15 +15,16 @@ from planner.problem import Problem
 from planner.record import replace
 from planner.repair import repair
 from planner.solution import Infeasible
+from runtime.core.needing import Need
 from runtime.core.solved import PlanCause, shape
-from runtime.core.state import ClusterState, Need
-from runtime.core.trigger import HARD_LONGEST_S, HARD_QUIET_S, JOIN_LONGEST_S, JOIN_QUIET_S, due
+from runtime.core.trigger import trigger_words
 from runtime.sim.churn import Change
 from runtime.sim.flow import SimulatedFlow
 from runtime.sim.options import Options
 from runtime.sim.physics import Physics, flow_rules
 from runtime.sim.plans import Plans
 from runtime.sim.timeline import Timeline
+from runtime.sim.turns import Turns
 from runtime.sim.watching import Watch
 
 INF = float("inf")
@@ -61,13 +62,10 @@ class Run:
         self._train: Placement | None = None  # of the trainer that is there
         self._wanted: Plan | None = None  # put in force at the next step boundary
         self._moving = 0  # epoch of trainer moves
-        self._need: Need | None = None
-        self._rev = 0
         drift = options.drift if options.churn_policy == "elastic" else None
         self.watch = None if drift is None else Watch(problem, drift)
         self._plans = Plans(options, self.watch)
-        self._cooldown_s = 0.0 if drift is None else drift.cooldown_s
-        self._drift_planned_s: float | None = None
+        self._turns = Turns(self.watch)
         self._down = False  # checkpoint-restart: between stop and start
         for change in options.changes:
             self.at(change.at_s, lambda c=change: self._change(c))  # type: ignore[misc]
@@ -132,8 +130,8 @@ class Run:
         costs = self.options.costs
         return replace(self.problem, cluster=cluster, in_force=self.plan, switch_s=costs.start_s)
 
-    def _solve(self, problem: Problem, *, drift: bool = False) -> Plan | None:
-        plan, self.blocked = self._plans.solve(problem, drift=drift)
+    def _solve(self, problem: Problem) -> Plan | None:
+        plan, self.blocked = self._plans.solve(self._plans.asked(problem))
         return plan
 
     def _begin(self) -> None:
@@ -321,6 +319,7 @@ class Run:
         why = self.watch.look(self.flow, self._placed)
         if why:
             self._needs("drift", why)
+        self._look()  # nobody may be in doubt any more
 
     def _lose(self, gone: set[str]) -> str:
         """What runs on devices that are gone ends; answers with what it was, in words."""
@@ -377,56 +376,38 @@ class Run:
 
     def _needs(self, cause: PlanCause, reason: str) -> None:
         """elastic: a plan is needed; the runtime's rule says when it is worked on."""
-        now, old = self.flow.now_s, self._need
-        # As in the daemon: a planning under way is not thrown away for one more slow device, whose turn is a cool-down later.
-        self._rev += cause != "drift"
-        self._need = Need(
-            causes=(old.causes if old else frozenset()) | {cause},
-            reasons=(*(old.reasons if old else ()), reason),
-            since_s=old.since_s if old else now,
-            last_s=now,
-            rev=self._rev,
-            urgent_rev=self._rev if cause not in ("join", "drift") else (old.urgent_rev if old else self._rev),
-        )
-        for t in (now + HARD_QUIET_S, now + JOIN_QUIET_S):
+        for t in self._turns.needs(cause, reason, self.flow.now_s):
             self.at(t, self._look)
-        if self._drift_planned_s is not None and cause == "drift":
-            self.at(self._drift_planned_s + self._cooldown_s, self._look)
-        for t in (self._need.since_s + HARD_LONGEST_S, self._need.since_s + JOIN_LONGEST_S):
-            if t > now:
-                self.at(t, self._look)
 
     def _look(self) -> None:
-        state = ClusterState(need=self._need, drift_planned_at_s=self._drift_planned_s)
-        need = due(state, self.flow.now_s + 1e-9, cooldown_s=self._cooldown_s) if self._need is not None else None
+        need = self._turns.begin(self.flow.now_s)
         if need is None:
             return
-        self._need = None
-        if "drift" in need.causes:
-            self._drift_planned_s = self.flow.now_s
-        costs, problem, why = self.options.costs, self.problem_now(), ", ".join(dict.fromkeys(need.reasons))
-        rev = self._rev
+        costs, problem, why = self.options.costs, self.problem_now(), trigger_words(need)
         if "loss" in need.causes and self.plan is not None and problem.cluster.devices:
             found = repair(problem, self.plan)
             if isinstance(found, Infeasible):
                 self.blocked = f"no plan: {found.message}"
             else:
                 self.blocked, repaired = "", found.plan
-                self.at(self.flow.now_s + costs.repair_s, lambda: self._adopt(repaired, f"repair: {why}", rev))
-        drift = need.causes == {"drift"}
-        self.at(self.flow.now_s + costs.solve_s, lambda: self._full_plan(why, rev, drift=drift))
+                self.at(self.flow.now_s + costs.repair_s, lambda: self._adopt(repaired, f"repair: {why}", need))
+        asked = self._plans.asked(problem, drift=need.causes == {"drift"})
+        self.at(self.flow.now_s + costs.solve_s, lambda: self._full_plan(asked, why, need))
 
-    def _full_plan(self, why: str, rev: int, *, drift: bool) -> None:
-        """The good plan, for the fleet as it is when it arrives: it was begun `solve_s` ago. Where devices only became slow it
-        must be worth its move."""
-        if rev != self._rev:
-            return  # something newer is being worked on
-        plan = self._solve(self.problem_now(), drift=drift)
-        if plan is not None and (not drift or self._plans.pays(self._physics(plan).cost.problem, self.plan, plan)):
-            self._adopt(plan, why, rev)
+    def _full_plan(self, asked: Problem, why: str, need: Need) -> None:
+        """The good plan, for the fleet as it was when it was asked for `solve_s` ago. Where devices only became slow it must be
+        worth its move."""
+        if not self._turns.stands(need):
+            return
+        asked = replace(asked, in_force=self.plan)  # repaired meanwhile
+        plan, self.blocked = self._plans.solve(asked)
+        if plan is not None and (need.causes != {"drift"} or self._plans.pays(asked, self.plan, plan)):
+            self._adopt(plan, why, need)
+        self._turns.end(need)
+        self._look()
 
-    def _adopt(self, plan: Plan, why: str, rev: int) -> None:
-        if rev != self._rev or not self._there(plan):
+    def _adopt(self, plan: Plan, why: str, need: Need) -> None:
+        if not self._turns.stands(need) or not self._there(plan):
             return
         if (
             self.plan is not None

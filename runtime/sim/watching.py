@@ -10,7 +10,7 @@ from planner.plan import Placement, Plan, Prediction
 from planner.problem import Problem
 from runtime.core import event as ev
 from runtime.core.calibrating import Calibrating, Modelled, calibrate
-from runtime.core.drifting import Drifting, aside, drift, drift_reason, retry_reason, speeds
+from runtime.core.drifting import Drifting, aside, doubtful, drift, drift_reason, retry_reason, speeds
 from runtime.core.fold import fold
 from runtime.core.modelled import CostedWork
 from runtime.core.observation import Observation, ReplicaSeen, TrainerSeen, Work
@@ -54,6 +54,16 @@ class Watch:
         self._ranks: dict[str, Work] = {}
         self._training: tuple[str, ...] = ()  # devices of the trainer that made the newest step
         self._model: tuple[Plan, _Costed] | None = None
+
+    @property
+    def devices(self) -> Mapping[str, DeviceBelief]:
+        """What is believed of each device."""
+        return self._state.devices
+
+    @property
+    def doubtful(self) -> frozenset[str]:
+        """Devices that may be found slow soon."""
+        return doubtful(self._drifting)
 
     def plan_in_force(self, plan: Plan, prediction: Prediction) -> None:
         """Measure against this plan from now on."""

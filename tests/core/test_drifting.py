@@ -11,7 +11,7 @@ from values import NOW_S, device, fleet, flow, observed, replica, solved, starte
 
 from runtime.core import event as ev
 from runtime.core.calibrating import LEAST_SAMPLES, RECENT, Calibrating, Modelled, calibrate
-from runtime.core.drifting import Drifting, aside, drift, learned, remembered, speeds
+from runtime.core.drifting import Drifting, aside, doubtful, drift, learned, remembered, speeds
 from runtime.core.fold import fold
 from runtime.core.observation import Observation, Work
 from runtime.core.trigger import due
@@ -84,10 +84,12 @@ class Trace:
 
     def plan(self) -> None:
         """A planner that answers at once and finds nothing better."""
-        need = due(self.state, self.now_s, cooldown_s=self.rule.cooldown_s)
+        need = due(self.state, self.now_s, drift=self.rule, doubtful=doubtful(self.drifting))
         if need is not None:
             self.planned.append(self.now_s)
-            self.record(ev.PlanningStarted(trigger="", drift="drift" in need.causes))
+            self.record(
+                ev.PlanningStarted(trigger="", drift="drift" in need.causes, doubtful=tuple(doubtful(self.drifting)))
+            )
             self.record(ev.PlanKept(trigger="", solve_s=0.1, need_rev=need.rev))
 
     def seen(self) -> Observation:
@@ -302,9 +304,83 @@ def test_plans_for_drift_are_a_cool_down_apart_but_a_loss_does_not_wait() -> Non
             run.plan()
     assert [b - a for a, b in itertools.pairwise(run.planned)] == [RULE.cooldown_s] * 2
     run.go(FOUND_S, r1=0.6, r2=0.3)
-    assert due(run.state, run.now_s, cooldown_s=RULE.cooldown_s) is None
+    assert due(run.state, run.now_s, drift=RULE) is None
     run.record(ev.DeviceLost(device="c", reason="gone"))
-    assert due(run.state, run.now_s + 3, cooldown_s=RULE.cooldown_s) == run.state.need
+    assert due(run.state, run.now_s + 3, drift=RULE) == run.state.need
+
+
+# ---- devices of one machine: r1 slows at 0 s and is found at 45 s, when a gathering of 3 to 15 s begins
+
+
+class Mates(Trace):
+    """Plans at each look, every five seconds; `slows(r2=(10, 60))`: at half its speed from 10 s to 60 s."""
+
+    def __init__(self, *elsewhere: str) -> None:
+        super().__init__(units_of={"r0": ("b",), "r1": ("c",), "r2": ("d",), "r3": ("e",)})
+        for d in elsewhere:
+            self.record(ev.DeviceJoined(device=d, kind="k", node="n1", index=0))
+        self.record(ev.PlanKept(trigger="", solve_s=0.1, need_rev=10**9))
+        self.go(50)
+        self.slow_then: list[set[str]] = []
+
+    def slows(self, seconds: float = 400.0, **when: tuple[float, float]) -> list[float]:
+        """Times of plannings; `slow_then`: which devices each knew to be slow."""
+        began_s = self.now_s
+        while self.now_s - began_s < seconds:
+            at_s = self.now_s - began_s
+            self.go(BLOCK_S, **{u: 0.5 for u, (since, until) in when.items() if since <= at_s < until})
+            before = len(self.planned)
+            self.plan()
+            self.slow_then += [set(speeds(self.state))] * (len(self.planned) - before)
+        return [t - began_s for t in self.planned]
+
+
+EVER = 1e9
+
+
+def test_mates_that_slow_together_are_planned_for_together() -> None:
+    """r2 slows 10 s later, so it is found at 55 s. At 50 s it is in doubt; 60 s is 3 s after it was found, and 15 after r1 was."""
+    run = Mates()
+    assert run.slows(r1=(0, EVER), r2=(10, EVER)) == [60.0]
+    assert run.slow_then == [{"c", "d"}]
+
+
+def test_a_mate_that_is_late_does_not_wait_for_the_cool_down() -> None:
+    """r2 slows at 30 s: in doubt from its block of 35 s on, found at 75 s. The plan for r1 waits for it until 60 s, no longer."""
+    run = Mates()
+    assert run.slows(r1=(0, EVER), r2=(30, EVER)) == [60.0, 80.0]
+    assert run.slow_then == [{"c"}, {"c", "d"}]
+
+
+def test_a_mate_that_slowed_after_the_plan_waits_for_the_cool_down() -> None:
+    """Found at 95 s; nobody doubted it at 50 s."""
+    run = Mates()
+    assert run.slows(r1=(0, EVER), r2=(50, EVER)) == [50.0, 50.0 + RULE.cooldown_s]
+
+
+def test_devices_of_other_machines_are_neither_waited_for_nor_let_in() -> None:
+    run = Mates("d")
+    assert run.slows(r1=(0, EVER), r2=(10, EVER)) == [50.0, 50.0 + RULE.cooldown_s]
+    run = Mates("d")
+    assert run.slows(r1=(0, EVER), r2=(30, EVER)) == [50.0, 50.0 + RULE.cooldown_s]
+
+
+def test_a_doubt_that_was_none_ends_the_wait() -> None:
+    """Blocks of 45 and 50 s are slow, that of 55 s is not, and their median never was."""
+    run = Mates()
+    assert run.slows(r1=(0, EVER), r2=(40, 50)) == [55.0]
+    assert run.slow_then == [{"c"}]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 12), st.sampled_from([0.3, 1.0]), st.sampled_from([0.3, 1.0])), max_size=20))
+def test_whatever_two_mates_do_a_cool_down_sees_two_plans_at_most(spells: list[tuple[int, float, float]]) -> None:
+    run = Mates()
+    for count, r1, r2 in spells:
+        for _ in range(count):
+            run.go(BLOCK_S, r1=r1, r2=r2)
+            run.plan()
+    assert all(later - early >= RULE.cooldown_s for early, later in zip(run.planned, run.planned[2:], strict=False))
 
 
 @settings(max_examples=40, deadline=None)

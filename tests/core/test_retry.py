@@ -14,7 +14,7 @@ from values import NOW_S, device, fleet, flow, observed, solved, started, stored
 from planner.record import replace
 from runtime.core import event as ev
 from runtime.core.calibrating import Calibrating, Modelled, calibrate
-from runtime.core.drifting import Drifting, aside, drift, learned, remembered, speeds
+from runtime.core.drifting import Drifting, aside, doubtful, drift, learned, remembered, speeds
 from runtime.core.fold import fold
 from runtime.core.observation import Work
 from runtime.core.trigger import JOIN_QUIET_S, due
@@ -85,10 +85,12 @@ class Lone:
         self.record(*learned(self.drifting, self.state, told), *told)
 
     def _plan(self) -> None:
-        need = due(self.state, self.now_s, cooldown_s=self.rule.cooldown_s)
+        need = due(self.state, self.now_s, drift=self.rule, doubtful=doubtful(self.drifting))
         if need is None:
             return
-        self.record(ev.PlanningStarted(trigger="", drift="drift" in need.causes))
+        self.record(
+            ev.PlanningStarted(trigger="", drift="drift" in need.causes, doubtful=tuple(doubtful(self.drifting)))
+        )
         best = "spare" if "fast" in speeds(self.state) else "fast"
         if best == self.on:
             self.record(ev.PlanKept(trigger="", solve_s=0.1, need_rev=need.rev))

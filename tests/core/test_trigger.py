@@ -9,9 +9,10 @@ from planner.override import Override
 from planner.solution import Conflict, Explanation, Feasible, Infeasible
 from runtime.core import event as ev
 from runtime.core.fold import fold
+from runtime.core.needing import Need, outdates
 from runtime.core.solved import SolvedPlan
-from runtime.core.state import ClusterState, Need
-from runtime.core.trigger import RETRY_S, ConsentRule, due, judge, move_s, outdates, verdicts
+from runtime.core.state import ClusterState
+from runtime.core.trigger import RETRY_S, ConsentRule, due, judge, move_s, verdicts
 from runtime.policy.drift import FIRST_MOVE_S, DriftRule
 
 FORCE = solved("a", "b", "c")
@@ -181,18 +182,18 @@ def judged(state: ClusterState, now_tokens_per_s: float, mode: Literal["auto", "
 def test_drift_is_gathered_as_joins_are_and_does_not_end_a_planning_under_way() -> None:
     state = after(DRIFTED)
     assert state.devices["a"].speed == 0.5
-    assert due(state, NOW_S + 2.9, cooldown_s=120.0) is None
-    assert due(state, NOW_S + 3.0, cooldown_s=120.0) == state.need
+    assert due(state, NOW_S + 2.9, drift=DriftRule()) is None
+    assert due(state, NOW_S + 3.0, drift=DriftRule()) == state.need
     assert not outdates(need(fold(after(JOINED), stored(DRIFTED))), need(after(JOINED)))
 
 
 def test_the_cool_down_counts_from_the_last_planning_for_drift() -> None:
     planned = (ev.PlanningStarted(trigger="", drift=True), ev.PlanKept(trigger="", solve_s=0.1, need_rev=10**9))
     state = fold(after(DRIFTED, *planned), stored(DRIFTED, at_s=NOW_S + 50))
-    assert due(state, NOW_S + 119.9, cooldown_s=120.0) is None
-    assert due(state, NOW_S + 120.0, cooldown_s=120.0) == state.need
+    assert due(state, NOW_S + 119.9, drift=DriftRule()) is None
+    assert due(state, NOW_S + 120.0, drift=DriftRule()) == state.need
     lost = fold(state, stored(LOST, at_s=NOW_S + 50))
-    assert due(lost, NOW_S + 51, cooldown_s=120.0) == lost.need
+    assert due(lost, NOW_S + 51, drift=DriftRule()) == lost.need
 
 
 def test_a_move_for_drift_must_pay_and_an_unpaid_one_says_so() -> None:

@@ -105,13 +105,14 @@ def test_the_figures_of_the_simulators_page(planned: tuple[Problem, Plan]) -> No
     assert [round(at_s) for at_s, _ in moved.plans] == [0, 164]
 
 
-def test_one_more_slow_device_does_not_throw_a_planning_away(planned: tuple[Problem, Plan]) -> None:
-    """With this seed the replica is found slow four seconds before the rank, and its plan comes after five."""
+def test_devices_of_one_machine_are_planned_for_together(planned: tuple[Problem, Plan]) -> None:
+    """With this seed the replica is found slow four seconds before the rank: the plan waits for it, as the rank is in doubt."""
     slow = Change(at_s=100.0, event="slow", nodes=("a",), factor=2.0)
     found = simulate(
         *planned,
         Options(steps=None, until_s=200.0, seed=1, changes=(slow,), budget=QUICK, costs=COSTS, drift=RULE),
     )
     [_, (at_s, why)] = found.plans
-    assert at_s < 165.0
+    assert at_s < 170.0
     assert why.startswith("a1 generates")
+    assert "a0 trains" in why
