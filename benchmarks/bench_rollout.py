@@ -77,6 +77,8 @@ class _Free:
     def free_slots(self) -> int:
         return max(0, SLOTS - len(self._ready))
 
+    def limit(self, slots: int | None) -> None: ...
+
     def add(self, leases: Sequence[Lease]) -> None:
         began = time.process_time()
         for lease in leases:

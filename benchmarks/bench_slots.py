@@ -92,6 +92,8 @@ class Engine:
     def free_slots(self) -> int:
         return max(0, self._case.slots - len(self._held))
 
+    def limit(self, slots: int | None) -> None: ...
+
     def add(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
             held = Held.of(lease, max_length=4096)

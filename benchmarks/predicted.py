@@ -4,8 +4,9 @@
     python -m benchmarks.predicted configs/smollm2-gsm8k-gpus-2.toml --steps 40 --calibration runs/calibration.json
 
 With a configuration a run of `--steps` is made through `hexctl daemon` first, in a folder below `--root`. A step is the mean time
-between two applied ones after the first `--skip`, checkpoints in it; the trainer's turn is gradients to publication. As the run's
-samples are seldom as long as the configuration says, the prediction is also told at the lengths that the run had.
+between two applied ones after the first `--skip`, over the last whole periods of checkpoints, so that the share of a checkpoint is in
+it as it is in the prediction; the trainer's turn is gradients to publication, over the same steps. As the run's samples are seldom as
+long as the configuration says, the prediction is also told at the lengths that the run had.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.ending import end_when_told
 from planner.cluster import Cluster, Device
@@ -32,6 +34,8 @@ from runtime.config.schema import Config
 from runtime.core.event import CalibrationChanged, PlanAdopted
 from runtime.runs import list_runs
 from runtime.store.events import open_store
+
+Row = Mapping[str, Any]  # of metrics.jsonl
 
 SKIP = 5  # steps that compile, fill caches and queues
 
@@ -50,7 +54,15 @@ class Compared:
     generated_tokens_per_s: float
     trainer_waits: float  # share of the time
     steps: int
+    periods: int  # whole periods of checkpoints that these steps are; 0: the run was too short for one
     factors: Mapping[str, float]  # that the run found, by "kind role"
+
+
+def over_periods(rows: Sequence[Row], every: int) -> tuple[Sequence[Row], int]:
+    """The last rows between which as many whole periods of checkpoints lie as there are, and how many; all rows and 0 where there
+    is none. A step's checkpoint comes before its row is written: any `every` steps in a row have one between their rows."""
+    periods = (len(rows) - 1) // every
+    return (rows[-(periods * every + 1) :], periods) if periods > 0 else (rows, 0)
 
 
 def compared(folder: Path, skip: int = SKIP) -> Compared:
@@ -65,7 +77,9 @@ def compared(folder: Path, skip: int = SKIP) -> Compared:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][skip:]
     if not plans or len(rows) < 3:
         raise SystemExit(f"{folder}: {len(plans)} plans and {len(rows)} steps after the first {skip}: too few")
+    rows, periods = over_periods(rows, config.trainer.checkpoint_every_steps)
     between = [b["time_unix_s"] - a["time_unix_s"] for a, b in itertools.pairwise(rows)]
+    rows = rows[1:]  # the first one is where the first step begins
     response = statistics.fmean(r["response_tokens_mean"] for r in rows)
     prompt = statistics.fmean(r["batch_tokens"] / r["samples"] for r in rows) - response
     changed = [e for e in events if isinstance(e, CalibrationChanged)]
@@ -80,6 +94,7 @@ def compared(folder: Path, skip: int = SKIP) -> Compared:
         generated_tokens_per_s=statistics.fmean(r["generated_tokens_per_s"] for r in rows),
         trainer_waits=statistics.fmean(r["trainer_wait_share"] for r in rows),
         steps=len(rows),
+        periods=periods,
         factors={f"{e.kind} {e.role}": e.factor for e in changed},
     )
 
@@ -120,6 +135,7 @@ def table(found: Compared) -> str:
         off = f"{best / measured - 1:+8.1%}" if best is not None and measured else f"{'-':>8}"
         return f"{name:26} {' '.join(cells)} {off}"
 
+    whole = f"{found.periods} whole periods of checkpoints" if found.periods else "no whole period of checkpoints"
     heads = f"{'':26} {'planned':>10} {'at lengths':>10} {'measured':>10} {'off':>8}"
     return "\n".join(
         [
@@ -128,7 +144,7 @@ def table(found: Compared) -> str:
             line("step, median, s", found.planned.step_s, at and at.step_s, found.step_median_s),
             line("trainer's turn, s", found.planned.train_s, at and at.train_s, found.turn_s),
             line("rollout alone, s", found.planned.rollout_s, at and at.rollout_s, None),
-            f"lengths of the run: prompt {found.prompt_mean:.1f}, response {found.response_mean:.1f} tokens; {found.steps} steps; "
+            f"lengths of the run: prompt {found.prompt_mean:.1f}, response {found.response_mean:.1f} tokens; {found.steps} steps, {whole}; "
             f"{found.generated_tokens_per_s:,.0f} tokens/s generated; the trainer waits {found.trainer_waits:.0%} of the time",
             "factors found by the run: " + (", ".join(f"{k} {v:.2f}" for k, v in found.factors.items()) or "none"),
         ]

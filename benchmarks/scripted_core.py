@@ -26,6 +26,9 @@ class ScriptedCore:
     def facts(self) -> Message:
         return {"release": "scripted", "pid": os.getpid()}
 
+    def limit(self, slots: int) -> None:
+        self._slots = slots
+
     def add(self, key: int, tokens: list[int], max_tokens: int) -> None:
         self._left[key] = max_tokens
         self._prefilled += len(tokens) - 1

@@ -22,7 +22,17 @@ from planner.cost.training import StageShape, TrainerShape
 from planner.fitting import bounded_line, line
 from planner.model import ModelSpec
 from planner.problem import Problem
-from planner.reached import LEAST, MOST, SPREAD, decoded_like, like, modelled_step_s, own_rates, trained_like
+from planner.reached import (
+    LEAST,
+    MOST,
+    SPREAD,
+    decoded_like,
+    like,
+    modelled_step_s,
+    own_rates,
+    trained_like,
+    updated_like,
+)
 from planner.record import replace
 from planner.workload import Lengths, Workload
 
@@ -185,8 +195,12 @@ def _reached(problem: Problem, kind: DeviceKind, tables: KindTables, engine: str
     The trainer gets an efficiency only from those. Its rates grow with the work of a micro-batch, so it has a floor too, but all
     of them have as many layers and micro-batches: whether it is one of a layer, a micro-batch or a step they do not say.
     """
-    kind = replace(kind, decode_floor_s=0.0, prefill_efficiency=1.0, train_floor_s=0.0, train_fixed_s=0.0)
+    kind = replace(
+        kind, decode_floor_s=0.0, prefill_efficiency=1.0, recompute_efficiency=1.0, train_floor_s=0.0, train_fixed_s=0.0,
+        checkpoint_s=0.0,
+    )  # fmt: skip
     own = own_rates(problem, tables, engine)
+    kind = updated_like(kind, own.updates)
     decode = [r for r in tables.engine if r.phase == "decode" and r.model in REFERENCE_MODELS]
     trainer = [r for r in tables.trainer if r.model in REFERENCE_MODELS]
     if own.trainer:

@@ -37,8 +37,11 @@ class DeviceKind:
     prefill_efficiency: float = (
         1.0  # of prefill beside what `rollout_efficiency` says of whole steps; 1: not calibrated
     )
+    recompute_efficiency: float = 1.0  # of prefixes computed anew after an update, beside those two; 1: not calibrated
+    swap_s: float | None = None  # for which new weights stop a replica, their way over links apart; None: not measured
     train_floor_s: float = 0.0  # what a layer of one micro-batch costs a training step on top of its kernels
     train_fixed_s: float = 0.0  # what a training step costs whatever its batch
+    checkpoint_s: float = 0.0  # of that, what checkpoints come to, in the mean over steps
     source: str = ""  # where the figures come from
     paced: bool = False  # real work on a CPU at a declared speed
     slow_of: str = ""  # the kind whose devices these are, where they run slower than others of it
@@ -103,13 +106,15 @@ class DeviceKind:
             train_efficiency=self.train_efficiency,
             rollout_efficiency=self.rollout_efficiency,
             prefill_efficiency=self.prefill_efficiency,
+            recompute_efficiency=self.recompute_efficiency,
             card_share=self.card_share,
         )
+        _positive(f"kind {self.name!r}", swap_s=self.swap_s)
         if self.price_usd_per_h is not None and self.price_usd_per_h < 0:
             raise InvalidInput(
                 f"kind {self.name!r}.price_usd_per_h is negative", got=self.price_usd_per_h, expected=">= 0"
             )
-        for field in ("launch_s", "decode_floor_s", "train_floor_s", "train_fixed_s"):
+        for field in ("launch_s", "decode_floor_s", "train_floor_s", "train_fixed_s", "checkpoint_s"):
             if getattr(self, field) < 0:
                 raise InvalidInput(f"kind {self.name!r}.{field} is negative", got=getattr(self, field), expected=">= 0")
 

@@ -59,7 +59,8 @@ class _Offers:
     kind: Ints  # [o]
     rate: Floats
     tau_s: Floats
-    recompute_s: Floats  # the part of the pause that the link has no say in
+    stop_s: Floats  # the part of the pause that the link has no say in: recomputation, and an overlapped update's swap
+    swap_s: Floats  # that swap; 0 where there is none
     starts: Ints  # [z] first offer of each size
     sizes: tuple[tuple[int, ...], ...]  # by kind; empty where nothing fits
     first: tuple[int, ...]  # by kind, its first size in `starts`
@@ -73,7 +74,8 @@ class _Offers:
             kind=self.kind[rows] * 0,
             rate=self.rate[rows],
             tau_s=self.tau_s[rows],
-            recompute_s=self.recompute_s[rows],
+            stop_s=self.stop_s[rows],
+            swap_s=self.swap_s[rows],
             starts=self.starts[at] - self.starts[self.first[kind]],
             sizes=(self.sizes[kind],),
             first=(0,),
@@ -165,9 +167,9 @@ class Pairing:
         self, cost: CostModel, pools: Pools, combinations: Sequence[tuple[int, ...]], *, free: bool = False
     ) -> None:
         """`free`: in sync modes, every device may generate whatever else it does; cells then use none."""
-        self.pools, self.rules, workload = pools, cost.rules, cost.problem.workload
+        self.pools, self.rules = pools, cost.rules
         self.combinations = tuple(combinations)
-        self.overlapped = workload.overlapped_updates
+        self.overlapped = cost.rules.overlapped
         self.offers = self._offers(cost)
         self.smallest = np.array([min(s, default=np.iinfo(np.int64).max) for s in self.offers.sizes], dtype=np.int64)
         self.must_train = pools.must_train.sum(axis=1) * (not free)
@@ -243,32 +245,34 @@ class Pairing:
         return found
 
     def _offers(self, cost: CostModel) -> _Offers:
-        rows: list[tuple[float, float, float, float]] = []
+        rows: list[tuple[float, ...]] = []
         starts: list[int] = []
         sizes: list[tuple[int, ...]] = []
         first: list[int] = []
         curves: list[tuple[int, Floats, Floats, float]] = []
         for k, kind in enumerate(self.pools.kinds):
-            by_size: dict[int, list[tuple[float, float, float, float]]] = {}
+            by_size: dict[int, list[tuple[float, ...]]] = {}
             made: dict[int, list[tuple[Curve, float]]] = {}
             for shape in replica_shapes(cost, self.pools.classes, kind):
                 for o in cost.offers(shape, self.pools.cluster.same_kind.bulk()):
                     if o.done:
                         made.setdefault(shape.devices, []).append((o.done, o.level.rate_tokens_per_s))
-                    again = o.pause_s - (0.0 if self.overlapped else o.transfer_s)
-                    by_size.setdefault(shape.devices, []).append((k, o.level.rate_tokens_per_s, o.level.tau_s, again))
+                    stop = o.pause_s - (0.0 if self.overlapped else o.transfer_s)
+                    row = (k, o.level.rate_tokens_per_s, o.level.tau_s, stop, o.swap_s)
+                    by_size.setdefault(shape.devices, []).append(row)
             first.append(len(starts))
             sizes.append(tuple(sorted(by_size)))
             curves += [(k, *envelope(*zip(*made[size], strict=True))) for size in sizes[-1] if made]
             for size in sizes[-1]:
                 starts.append(len(rows))
                 rows += by_size[size]
-        kinds, rate, tau, again_s = np.array(rows, dtype=float).reshape(-1, 4).T
+        kinds, rate, tau, stop_s, swap_s = np.array(rows, dtype=float).reshape(-1, 5).T
         return _Offers(
             kind=kinds.astype(np.int64),
             rate=rate,
             tau_s=tau,
-            recompute_s=again_s,
+            stop_s=stop_s,
+            swap_s=swap_s,
             starts=np.array(starts, dtype=np.int64),
             sizes=tuple(sizes),
             first=tuple(first),
@@ -296,7 +300,7 @@ class Pairing:
         transfer = self.away_s[k][cells.sites]
         live = ~self.pools.member[cells.sites] & (count >= self.smallest[k])
         if not self.overlapped:
-            live &= transfer + offers.recompute_s.min() < self._window_s(most_s, cells.train_s)[:, None]
+            live &= transfer + offers.stop_s.min() < self._window_s(most_s, cells.train_s)[:, None]
         c, r = np.nonzero(live)
         asked = self._asked(offers, transfer[c, r][:, None], cells.train_s[c])
         return _Away(kind=k, cell=c, room=_Room.of(offers.sizes[0], count[r][:, None]), asked=asked)
@@ -307,8 +311,8 @@ class Pairing:
         if rules.sync:
             return _Asked(pause_s=transfer_s * (not self.overlapped), need_s=transfer_s)
         transfer_s = transfer_s[:, offers.kind]
-        pause = offers.recompute_s[None, :] + (0.0 if self.overlapped else transfer_s)
-        wait, tail = transfer_s if self.overlapped else 0.0, rules.tail_group * offers.tau_s
+        pause = offers.stop_s[None, :] + (0.0 if self.overlapped else transfer_s)
+        wait, tail = transfer_s - offers.swap_s if self.overlapped else 0.0, rules.tail_group * offers.tau_s
         last, early = wait + np.maximum(wait, tail + train), wait + np.maximum(wait, tail)
         need = pause + np.minimum(last / (rules.eta + 1), early / rules.eta)  # `Rules.stale_s`
         if rules.pause_all:

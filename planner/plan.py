@@ -71,6 +71,7 @@ class Prediction:
     staleness_mean: float | None = None
     egress_usd_per_step: float = 0.0  # bytes between regions, where links have a price
     score_s: float = 0.0  # the part of train_s that scores samples (reward, reference, critic values)
+    checkpoint_s: float = 0.0  # the part of train_s that writes checkpoints, in the mean over steps
 
 
 @record

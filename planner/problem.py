@@ -24,6 +24,9 @@ class Capabilities:
     rollout_max_tp: int = 8
     rollout_max_pp: int = 4
     rollout_max_running: int | None = None  # samples a replica decodes at once; None: as many as memory allows
+    rollout_prefix_block: int | None = (
+        None  # tokens of the KV blocks that samples of a group share; None: they share nothing
+    )
     train_max_devices: int | None = None  # None: no limit
     train_max_tp: int = 8
     train_max_pp: int = 8
@@ -35,12 +38,17 @@ class Capabilities:
     )
     # tokens; None: micro-batches of whole padded samples, logits of all tokens
     weights_full_every: int = 1  # one update in so many carries all weights, the others what has changed; 1: all do
+    direct_updates: bool = False  # the trainer sends weights into a second buffer of engines that go on meanwhile
     task_groups: int = 1  # groups of tasks besides generation that may have devices of their own
     colocate: bool = False  # sync modes: replicas may run on devices that train
 
     def __post_init__(self) -> None:
         if self.weights_full_every < 1:
             raise InvalidInput("weights_full_every must be at least 1", got=self.weights_full_every, expected=">= 1")
+        if self.rollout_prefix_block is not None and self.rollout_prefix_block < 1:
+            raise InvalidInput(
+                "rollout_prefix_block must be at least 1", got=self.rollout_prefix_block, expected=">= 1"
+            )
         if self.train_row_tokens is not None and self.train_row_tokens < 1:
             raise InvalidInput("train_row_tokens must be at least 1", got=self.train_row_tokens, expected=">= 1")
 

@@ -77,7 +77,7 @@ def _tenths(problem: Problem, plan: Plan) -> Iterator[tuple[str, Problem]]:
         yield name, replace(problem, cluster=other)
     if not w.synchronous:
         yield "staleness bound (one more step)", replace(problem, workload=replace(w, eta=w.eta + 1))
-    if w.update_mode != "overlapped":
+    if w.update_mode != "overlapped" and not problem.capabilities.direct_updates:
         yield "weight update (overlapped)", replace(problem, workload=replace(w, update_mode="overlapped"))
     if w.reward_s_per_sample > 0:
         faster = replace(w, reward_s_per_sample=w.reward_s_per_sample / MORE)

@@ -49,6 +49,7 @@ class Workload:
     reward_s_per_sample: float = 0.0  # CPU seconds of the verifier
     kv_on_update: KvOnUpdate = "recompute"
     update_mode: UpdateMode = "rolling"  # who waits for new weights: the replica, everybody, nobody
+    checkpoint_every: int | None = None  # steps from checkpoint to checkpoint; None: they are not counted
     proximal_forward: bool = False  # decoupled objective: one more forward pass of the current policy
 
     def __post_init__(self) -> None:
@@ -59,6 +60,8 @@ class Workload:
             )
         if self.eta < 0:
             raise InvalidInput("eta must not be negative", got=self.eta, expected=">= 0")
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise InvalidInput("checkpoint_every must be at least 1", got=self.checkpoint_every, expected=">= 1")
 
     @property
     def synchronous(self) -> bool:

@@ -13,6 +13,7 @@ from planner.calibration.records import (
     PrefillPoint,
     Provenance,
     TrainerRate,
+    UpdateTime,
 )
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "PrefillPoint",
     "Provenance",
     "TrainerRate",
+    "UpdateTime",
     "decode",
     "encode",
 ]

@@ -28,6 +28,7 @@ from planner.calibration.records import (
     PrefillPoint,
     Provenance,
     TrainerRate,
+    UpdateTime,
 )
 from planner.errors import InvalidInput
 
@@ -42,6 +43,7 @@ _TABLES: Mapping[str, type] = types.MappingProxyType(
         "links": LinkPoint,
         "engine": EngineRate,
         "trainer": TrainerRate,
+        "updates": UpdateTime,
     }
 )
 

@@ -14,7 +14,8 @@ from planner.record import record, replace
 How = Literal["measured", "paced", "simulated"]
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
 Path = Literal["host_to_device", "device_to_host", "peer", "node_to_node"]
-Phase = Literal["decode", "prefill"]
+Phase = Literal["decode", "prefill", "recompute"]
+UpdatePath = Literal["direct", "store"]
 
 
 def _checked(point: object) -> None:
@@ -124,17 +125,39 @@ class LinkPoint:
 
 @record
 class EngineRate:
-    """Tokens a second that the inference engine reached, all running samples and all devices of the replica together."""
+    """Tokens a second that the inference engine reached, all running samples and all devices of the replica together.
+
+    Of prefill and recomputation: tokens that the engine computed, over the seconds by which running samples were held up.
+    `recompute`: the prefixes of `running` samples of `context` tokens each, no two of which began alike, after an update that
+    threw their KV away.
+    """
 
     phase: Phase
     model: str
     params: int  # of the model
     tp: int
     running: int  # samples decoded (or prompts prefilled) at once
-    context: int  # mean tokens of context while it ran (prefill: tokens of a prompt)
-    tokens_per_s: float  # prefill: of the seconds by which running samples are held up
+    context: int  # mean tokens of context while it ran (prefill: of a prompt; recompute: of a prefix)
+    tokens_per_s: float
     pp: int = 1
     engine: str = "torch"  # "torch", "vllm", or "vllm-eager" without CUDA graphs
+
+    def __post_init__(self) -> None:
+        _checked(self)
+
+
+@record
+class UpdateTime:
+    """What new weights cost a replica that runs: for how long it samples nothing. `direct`: the trainer sent them into the
+    engine's second buffer, and this is the swap alone; `store`: by a file, reading and verifying it included. What is
+    computed anew afterwards is a rate of its own (`EngineRate`, "recompute")."""
+
+    path: UpdatePath
+    model: str
+    params: int  # of the model
+    swap_s: float
+    tp: int = 1
+    engine: str = "torch"  # as of an `EngineRate`
 
     def __post_init__(self) -> None:
         _checked(self)
@@ -144,7 +167,8 @@ class EngineRate:
 class TrainerRate:
     """Tokens a second that the trainer reached, all devices together, optimiser included: samples x sequence_tokens over the
     seconds of a step. `samples` None: of a batch of unknown size, steps alone. Else of whole turns of a run: gradients, update,
-    a checkpoint's share, the publication and the words with whoever gives the batches."""
+    the publication and the words with whoever gives the batches; and a checkpoint's share where `checkpoint_s` does not say
+    what one takes."""
 
     model: str
     params: int
@@ -160,13 +184,14 @@ class TrainerRate:
     rows: int | None = None  # micro-batches that the batch was cut into
     attention: str = ""  # kernel that was chosen
     compiled: bool = False
+    checkpoint_s: float | None = None  # of one checkpoint; then `tokens_per_s` is of turns without any
 
     def __post_init__(self) -> None:
         _checked(self)
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a turn; None where the size of its batch is not known."""
+        """Seconds of a turn, without a checkpoint that is told apart; None where the size of its batch is not known."""
         return None if self.samples is None else self.samples * self.sequence_tokens / self.tokens_per_s
 
 
@@ -201,6 +226,7 @@ class KindTables:
     links: tuple[LinkPoint, ...] = ()
     engine: tuple[EngineRate, ...] = ()
     trainer: tuple[TrainerRate, ...] = ()
+    updates: tuple[UpdateTime, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.kind:
@@ -218,11 +244,13 @@ class KindTables:
         }
         engines = {(r.model, r.engine) for r in self.engine}
         trained = {r.model for r in self.trainer}
+        updated = {(r.model, r.engine, r.path) for r in self.updates}
         return replace(
             self,
             **kept,
             engine=self.engine + tuple(r for r in older.engine if (r.model, r.engine) not in engines),
             trainer=self.trainer + tuple(r for r in older.trainer if r.model not in trained),
+            updates=self.updates + tuple(r for r in older.updates if (r.model, r.engine, r.path) not in updated),
         )
 
 

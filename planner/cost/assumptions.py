@@ -73,6 +73,14 @@ class Assumptions:
     update_fixed_bytes: float = 3.55e9
     """Weights of the smallest model of that table; below, the fixed part shrinks with the weights (assumption)."""
 
+    swap_s: float = 0.04
+    """Seconds for which a replica stops for weights that came into its second buffer: 0.040 and 0.037 s, vLLM with 1.5B and 7B on
+    H200 (docs/gpu.md)."""
+
+    direct_efficiency: float = 0.45
+    """Share of link bandwidth that such a transfer reaches, checksums included: 178 and 231 of 450 GB/s, 3.55 and 15.2 GB
+    (same table)."""
+
     delta_changed_share: float = 0.02
     """Share of bf16 weights that one optimiser step changes: their spacing is 2^-7 of their size and hides most of a step at RL
     learning rates. About 0.01, never above 0.02 (Hugging Face TRL, delta weight sync, 2026); below 0.01 (arXiv 2602.03839)."""

@@ -5,6 +5,7 @@ from planner.cluster import Cluster, DeviceKind
 from planner.cost.assumptions import Assumptions
 from planner.cost.lengths import Moments, moments
 from planner.cost.rates import Rates
+from planner.cost.sharing import Sharing, sharing
 from planner.model import ModelSpec
 from planner.plan import Task
 from planner.problem import Problem, TrainerKind
@@ -25,6 +26,8 @@ class Context:
     rates: Rates
     weights_full_every: int = 1  # `Capabilities.weights_full_every`
     row_tokens: int | None = None  # `Capabilities.train_row_tokens`
+    direct: bool = False  # `Capabilities.direct_updates`
+    shared: Sharing = Sharing()  # of prompts, in a replica
     critic: ModelSpec | None = None  # None: shaped like `model`
     reward: ModelSpec | None = None
 
@@ -52,19 +55,22 @@ def context_of(
     problem: Problem, assumptions: Assumptions | None = None, calibration: Calibration | None = None
 ) -> Context:
     """The context of a problem; what its engine can run at once caps the assumption."""
-    a, cap = assumptions or Assumptions(), problem.capabilities.rollout_max_running
-    if cap is not None:
-        a = replace(a, max_running=min(a.max_running, cap))
+    a, can = assumptions or Assumptions(), problem.capabilities
+    if can.rollout_max_running is not None:
+        a = replace(a, max_running=min(a.max_running, can.rollout_max_running))
+    m = moments(problem.workload)
     return Context(
         cluster=problem.cluster,
         model=problem.model,
         workload=problem.workload,
-        trainer=problem.capabilities.trainer,
-        m=moments(problem.workload),
+        trainer=can.trainer,
+        m=m,
         a=a,
         rates=Rates(calibration or problem.calibration),
-        weights_full_every=problem.capabilities.weights_full_every,
-        row_tokens=problem.capabilities.train_row_tokens,
+        weights_full_every=can.weights_full_every,
+        row_tokens=can.train_row_tokens,
+        direct=can.direct_updates,
+        shared=sharing(problem.workload, m, can.rollout_prefix_block),
         critic=problem.critic_model,
         reward=problem.reward_model,
     )

@@ -104,12 +104,17 @@ def prefill_felt(ctx: Context, shape: ReplicaShape) -> float:
 
 def replica_level(ctx: Context, shape: ReplicaShape, running: int) -> Level:
     """What a replica does with `running` samples at once."""
-    m, reached = ctx.m, ctx.kind(shape.kind).rollout_efficiency
-    step = decode_step_s(ctx, shape, running) / reached
+    m, kind, shared = ctx.m, ctx.kind(shape.kind), ctx.shared
+    step = decode_step_s(ctx, shape, running) / kind.rollout_efficiency
     # A sample that ends is replaced: its prompt's prefill stops the others, once a response.
-    start = prefill_s(ctx, shape, m.prompt, m.prompt2) / reached
+    found, found2 = shared.each_spared * shared.tokens, shared.each_spared * shared.tokens2
+    start = prefill_s(ctx, shape, m.prompt - found, m.prompt2 - found2) / kind.rollout_efficiency
     token_s = step + prefill_felt(ctx, shape) * running * start / m.response
-    again = prefill_s(ctx, shape, running * m.context, running * m.context2) / reached
+    held, held2 = (
+        running * m.context - shared.spared_tokens(running),
+        running * m.context2 - shared.spared_tokens2(running),
+    )
+    again = prefill_s(ctx, shape, held, held2) / kind.rollout_efficiency / kind.recompute_efficiency
     return Level(running=running, rate_tokens_per_s=running / token_s, tau_s=m.response * token_s, recompute_s=again)
 
 

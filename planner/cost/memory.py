@@ -8,6 +8,8 @@ from planner.model import ModelSpec
 from planner.plan import Task
 from planner.workflow import TRAINING
 
+_ROUNDING = 1 + 1e-12
+
 
 def tp_divides(model: ModelSpec, tp: int) -> bool:
     """Whether heads and MLP split evenly over `tp` devices (key-value heads are replicated beyond their number)."""
@@ -56,8 +58,8 @@ def replica_kv_capacity_bytes(ctx: Context, kind: str, tp: int, pp: int, beside_
 def running_limit(ctx: Context, kind: str, tp: int, pp: int, beside_bytes: float = 0.0) -> int:
     """Most samples a replica may decode at once; 0 when it cannot hold the longest sequence.
 
-    The fixed point of b * mean + sigmas * sqrt(b) * sd = capacity over the context of running samples, which are
-    met length-biased. Outstanding samples never exceed (eta + 1) B.
+    The most b with b * mean - spared(b) + sigmas * sqrt(b) * sd <= capacity over the context of running samples, which are
+    met length-biased; of what a group's samples share only one copy is held. Outstanding samples never exceed (eta + 1) B.
     """
     m, a, workload = ctx.m, ctx.a, ctx.workload
     capacity = replica_kv_capacity_bytes(ctx, kind, tp, pp, beside_bytes) / replica_kv_bytes_per_token(
@@ -66,14 +68,16 @@ def running_limit(ctx: Context, kind: str, tp: int, pp: int, beside_bytes: float
     if capacity < m.longest:
         return 0
     outstanding = (workload.eta + 1 if workload.mode == "async" else 1) * workload.samples_per_step
-    cap = min(a.max_running * pp, outstanding)
-    b = capacity / m.context
-    for _ in range(64):
-        step = (capacity - a.kv_sigmas * math.sqrt(max(b, 1.0)) * m.context_sd) / m.context
-        if abs(step - b) < 1e-6:
-            break
-        b = (b + max(step, 1.0)) / 2
-    return max(1, min(cap, int(b + 1e-9)))
+
+    def fits(b: int) -> bool:
+        held = b * m.context - ctx.shared.spared_tokens(b)
+        return held + a.kv_sigmas * math.sqrt(b) * m.context_sd <= capacity * _ROUNDING
+
+    low, high = 1, min(a.max_running * pp, outstanding) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def stage_params(model: ModelSpec, layers: int, *, first: bool, last: bool) -> int:

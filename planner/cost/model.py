@@ -20,7 +20,7 @@ from planner.cost.routes import Hop
 from planner.cost.step import Group, Offer, Rules, even_period, make_offer, rules_of, solve_period, window_needed_s
 from planner.cost.traffic import linked_egress_usd
 from planner.cost.training import StageShape, TaskWay, TrainerCost, TrainerShape, imbalance, train_cost
-from planner.cost.update import update_s
+from planner.cost.update import swap_s, update_s
 from planner.cost.waves import Curve, Wave, finished, makespan
 from planner.plan import Placement, Plan, Prediction, Stage, Task
 from planner.problem import Problem
@@ -49,7 +49,7 @@ class CostModel:
         self.problem = problem
         self.context = context_of(problem, assumptions, calibration)
         self.moments = self.context.m
-        self.rules: Rules = rules_of(problem.workload, self.moments)
+        self.rules: Rules = rules_of(problem.workload, self.moments, direct=self.context.direct)
         self.places = {d.id: Place(node=d.node, kind=d.kind, region=d.region) for d in problem.cluster.devices}
         self._levels: dict[tuple[ReplicaShape, int], Level] = {}
         self.side_tasks = side_tasks(problem.workload)
@@ -97,10 +97,13 @@ class CostModel:
 
     def _made(self, shape: ReplicaShape, transfer_s: float, limit: int) -> tuple[Offer, ...]:
         """The offers of a replica that runs at most `limit` samples."""
-        workload = self.problem.workload
         if not self.rules.sync:
-            return tuple(make_offer(self.level(shape, b), transfer_s, workload) for b in concurrency_grid(limit))
+            return tuple(self._offer(shape, self.level(shape, b), transfer_s) for b in concurrency_grid(limit))
         return tuple(self._sync_offer(shape, transfer_s, b) for b in sync_grid(limit))
+
+    def _offer(self, shape: ReplicaShape, level: Level, transfer_s: float, done: Curve = ()) -> Offer:
+        swap = swap_s(self.context, shape.kind) if self.context.direct else 0.0
+        return make_offer(level, transfer_s, swap, self.rules, done)
 
     def _sync_offer(self, shape: ReplicaShape, transfer_s: float, running: int) -> Offer:
         """What `running` samples at once come to in a step that waits for the last. Between powers of two a wave's seconds are
@@ -124,7 +127,7 @@ class CostModel:
             wave = Wave(running=running, least=low, tau_s=tau, fixed_s=fixed, tokens=mean)
             self._curves[key] = level, finished(wave, bends)
         level, curve = self._curves[key]
-        return make_offer(level, transfer_s, self.problem.workload, curve)
+        return self._offer(shape, level, transfer_s, curve)
 
     def trainer(self, shape: TrainerShape | MixedShape) -> TrainerCost | None:
         """The cost of a group of tasks; None when it does not fit."""
@@ -294,7 +297,7 @@ class CostModel:
         """The offers of a replica whose plan says how many samples it runs; at the end of a sync rollout, fewer."""
         if self.rules.sync:
             return self._made(shape, transfer_s, running)
-        return (make_offer(self.level(shape, running), transfer_s, self.problem.workload),)
+        return (self._offer(shape, self.level(shape, running), transfer_s),)
 
     def _scored(
         self,
@@ -352,6 +355,7 @@ class CostModel:
             egress_usd_per_step=egress_usd,
             staleness_mean=self._staleness(running, train_s, rollout_s),
             score_s=phi(c.score_s for _, c in sides),
+            checkpoint_s=max(self.context.kind(self.places[d].kind).checkpoint_s for p, _ in sides for d in p.devices),
         )
 
     def _staleness(self, running: Sequence[tuple[Offer, int]], train_s: float, rollout_s: float) -> float:

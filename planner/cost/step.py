@@ -4,8 +4,8 @@ The period P is the smallest with, for trainer time T:
 - async: P >= T, and every replica keeps its samples inside the staleness bound (`Rules.stale_s`). The replicas' work in a
   window of P covers a batch.
 - sync (or eta = 0): the window is P - T, and holds the longest response of the batch at the replica's own speed.
-A replica loses a pause in each window: the weight update (unless overlapped, which only async modes can) and the
-recomputation of prefixes. With `update_mode = "pause"` the trainer waits for the update too.
+A replica loses a pause in each window: the weight update (of one that it goes on beside, which only async modes can, no more than
+the swap) and the recomputation of prefixes. With `update_mode = "pause"` the trainer waits for the update too.
 
 The limit on outstanding samples, sum b <= (eta + 1) B, follows: where more run, tau <= (eta + 1) P / M_tail gives a rate
 of at least M_tail B / P samples a second when the running ones are cut back to the limit.
@@ -31,7 +31,8 @@ class Offer:
 
     level: Level
     pause_s: float  # lost in each window
-    transfer_s: float  # the weight update's transfer, a part of the pause unless overlapped
+    transfer_s: float  # the weight update, a part of the pause unless overlapped
+    swap_s: float = 0.0  # of an overlapped one, what is a part of the pause all the same
     done: Curve = ()  # sync: tokens by seconds after the pause, the end of the rollout included
 
 
@@ -55,7 +56,8 @@ class Rules:
     tail_batch: float
     reward_s: float
     pause_all: bool
-    overlapped: bool = False
+    overlapped: bool = False  # replicas go on while weights come
+    recompute: bool = False  # new weights make running samples prefill again
 
     def required_s(self, offer: Offer, train_s: float) -> float:
         """The smallest period in which this replica may run at that concurrency."""
@@ -73,16 +75,21 @@ class Rules:
         """The least time between two pauses that the staleness bound allows.
 
         From the publication of version v, samples of batch v + eta get tokens once v has come (U later where the transfer is
-        overlapped), take M_tail tau while no pause stops them, and are trained for T: all that within eta + 1 periods, or,
-        if they are complete before their step could begin, within eta periods without T. A transfer that takes longer than
-        a period skips versions: the next one leaves when it has come, so two of them lie in one such round. Between the two
-        cases a run keeps to the first; the less of both is taken, as a longer training must never shorten a period.
+        overlapped, its swap apart, which is a pause), take M_tail tau while no pause stops them, and are trained for T: all that
+        within eta + 1 periods, or, if they are complete before their step could begin, within eta periods without T. A transfer
+        that takes longer than a period skips versions: the next one leaves when it has come, so two of them lie in one such
+        round. Between the two cases a run keeps to the first; the less of both is taken, as a longer training must never
+        shorten a period.
         """
-        wait_s = offer.transfer_s if self.overlapped else 0.0
+        wait_s = self.wait_s(offer)
         tail_s = self.tail_group * offer.level.tau_s
         last = wait_s + max(wait_s, tail_s + train_s)
         early = wait_s + max(wait_s, tail_s)
         return min(last / (self.eta + 1), early / self.eta if self.eta else last)
+
+    def wait_s(self, offer: Offer) -> float:
+        """Seconds for which new weights are under way to a replica that goes on."""
+        return offer.transfer_s - offer.swap_s if self.overlapped else 0.0
 
     def window_s(self, period_s: float, train_s: float) -> float:
         """Seconds of a period in which rollout may run."""
@@ -115,8 +122,9 @@ def by_pace(offers: Sequence[Offer]) -> list[tuple[float, Offer]]:
     return sorted(((pace * _ABOVE, o) for pace, o in found), key=lambda x: -x[0])
 
 
-def rules_of(workload: Workload, m: Moments) -> Rules:
-    """The rules of a workload. Verification overlaps generation; the last sample's is added to the step."""
+def rules_of(workload: Workload, m: Moments, *, direct: bool = False) -> Rules:
+    """The rules of a workload. Verification overlaps generation; the last sample's is added to the step. `direct`: weights come
+    into a second buffer, so nobody need wait for them."""
     sync = workload.synchronous
     return Rules(
         work_tokens=workload.response_tokens_per_step,
@@ -126,17 +134,17 @@ def rules_of(workload: Workload, m: Moments) -> Rules:
         tail_batch=m.tail_batch,
         reward_s=workload.reward_s_per_sample,
         pause_all=workload.update_mode == "pause" and not sync,
-        overlapped=workload.overlapped_updates,
+        overlapped=workload.overlapped_updates or (direct and not sync),
+        recompute=workload.kv_on_update == "recompute" and not sync,  # in sync mode nothing runs when weights change
     )
 
 
-def make_offer(level: Level, transfer_s: float, workload: Workload, done: Curve = ()) -> Offer:
-    """A level with what an update costs it."""
-    pause = 0.0 if workload.overlapped_updates else transfer_s
-    # In sync mode nothing runs when the weights change.
-    if workload.kv_on_update == "recompute" and not workload.synchronous:
-        pause += level.recompute_s
-    return Offer(level=level, pause_s=pause, transfer_s=transfer_s, done=done)
+def make_offer(level: Level, transfer_s: float, swap_s: float, rules: Rules, done: Curve = ()) -> Offer:
+    """A level with what an update costs it. `swap_s`: of the transfer, what a replica stops for where it goes on beside the rest."""
+    swap_s = swap_s if rules.overlapped else 0.0
+    pause = swap_s if rules.overlapped else transfer_s
+    pause += level.recompute_s if rules.recompute else 0.0
+    return Offer(level=level, pause_s=pause, transfer_s=transfer_s, swap_s=swap_s, done=done)
 
 
 def solve_period(

@@ -44,9 +44,11 @@ _TAIL = 256  # points of the residual lives
 
 @functools.lru_cache(maxsize=64)
 def makespan(lengths: Lengths, samples: int) -> tuple[tuple[float, float], ...]:
-    """(nu, M(nu)) where M bends, for a step of so many samples; both ascending, beyond the last M grows as nu does."""
+    """(nu, M(nu)) where M bends, for a step of so many samples; both ascending, beyond the last M grows as nu does. Of constant
+    lengths a further wave begins just beyond a whole number: at it M is that of the waves so far, and has no other value."""
     if lengths.cv == 0:
-        return tuple((float(n), m) for n in range(_WAVES + 1) for m in ((float(n), n + 1.0) if n else (1.0,)))
+        steps = [(n, math.nextafter(n, math.inf)) for n in map(float, range(1, _WAVES + 1))]
+        return ((0.0, 1.0), *(bend for n, beyond in steps for bend in ((n, n), (beyond, n + 1.0))))
     values = quantiles(lengths, _POINTS)
     values = values / values.mean()
     out = [(0.0, _most(1 - _below(values, _grid(values)), _grid(values), samples))]

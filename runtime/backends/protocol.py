@@ -1,6 +1,6 @@
 """The seam between control loop and world. Both calls return at once; only the next observation counts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from runtime.core.action import Step
@@ -24,6 +24,15 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of the run without ending it: the daemon leaves, the actors go on. Also after `finish`; safe to repeat."""
+        ...
+
+
+@runtime_checkable
+class Allotting(Protocol):
+    """A backend whose replicas can be told how many samples to decode at once."""
+
+    def allot(self, slots: Mapping[str, int]) -> None:
+        """By the replica's name, as the plan in force has it; said at every look, and only the newest counts. Returns at once."""
         ...
 
 

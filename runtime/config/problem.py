@@ -25,6 +25,7 @@ DEFAULT_LINK = Link(latency_s=1e-4, bytes_per_s=1.25e10)
 DEFAULT_CROSS_REGION = Link(latency_s=0.03, bytes_per_s=6.25e8)
 ROW_CEILING = 32768  # tokens of a micro-batch on a GPU, as `runtime.rl.train.room` has it (which imports torch)
 HOST_CPU = "host-cpu"  # the kind of a CPU that stands in for a device
+PREFIX_BLOCK, PREFIX_BLOCK_CPU = 16, 32  # tokens of vLLM's KV blocks: its own choice on a GPU, ours on a CPU
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
 
@@ -140,13 +141,30 @@ def runtime_capabilities(config: Config, cluster: Cluster) -> Capabilities:
         Capabilities.single_device_roles(),
         rollout_max_tp=tp,
         rollout_max_running=config.sampling.max_running,
+        rollout_prefix_block=_prefix_block(config, cluster),
         train_max_devices=most,
         train_mixed_dp=config.planner.mixed_ranks and most != 1,
         trainer="replicated" if most == 1 else "fsdp",
         train_row_tokens=_row_tokens(config, cluster),
+        direct_updates=_direct(config, cluster),
         # Straight to the engines, and of several ranks, all weights go.
         weights_full_every=config.weights.full_every if config.weights.path == "store" and most == 1 else 1,
     )
+
+
+def _direct(config: Config, cluster: Cluster) -> bool:
+    """Whether weights go straight to the engines; `auto` does so between GPUs of one kind."""
+    kinds = cluster.kinds.values()
+    if config.weights.path != "auto":
+        return config.weights.path == "direct"
+    return len({k.base for k in kinds}) == 1 and not any(k.paced or k.base == HOST_CPU for k in kinds)
+
+
+def _prefix_block(config: Config, cluster: Cluster) -> int | None:
+    """Tokens of the blocks in which samples of a group share their prompt; the torch engine keeps a row for each sample."""
+    if config.rollout.engine != "vllm":
+        return None
+    return PREFIX_BLOCK_CPU if any(k.paced or k.name == HOST_CPU for k in cluster.kinds.values()) else PREFIX_BLOCK
 
 
 def _row_tokens(config: Config, cluster: Cluster) -> int | None:
@@ -196,6 +214,7 @@ def workload_from_config(config: Config) -> Workload:
         reward_s_per_sample=algorithm.reward_time,
         kv_on_update=algorithm.kv_on_update,
         update_mode=algorithm.update_mode,
+        checkpoint_every=config.trainer.checkpoint_every_steps,
         # Our trainer makes one optimiser step a batch: its proximal policy is the current one, at no cost. What a paced
         # device declares is of a step with two passes.
         proximal_forward=algorithm.objective == "decoupled"

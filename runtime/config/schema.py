@@ -168,7 +168,9 @@ class TrainerSection(Section):
 class SamplingSection(Section):
     temperature: float = Field(1.0, gt=0)
     max_new_tokens: int = Field(16, ge=1)
-    max_running: int = Field(128, ge=1, description="samples a replica decodes at once, memory allowing")
+    max_running: int = Field(
+        128, ge=1, description="most samples a replica decodes at once; memory and plan may say fewer"
+    )
 
 
 class RolloutSection(Section):

@@ -32,6 +32,14 @@ def wishes(state: ClusterState) -> tuple[Wish, ...]:
     return tuple(out)
 
 
+def slots_of(state: ClusterState) -> dict[str, int]:
+    """How many samples the plan in force has each replica decode at once, by the replica's name; without those of which it does
+    not say so."""
+    placements = () if state.plan is None else state.plan.plan.rollouts
+    named = ((state.names.get(p.devices), p.max_running) for p in placements)
+    return {name: running for name, running in named if name is not None and running is not None}
+
+
 def token_shares(state: ClusterState, devices: tuple[str, ...]) -> tuple[float, ...]:
     """Shares of a batch's tokens that the plan in force gives a trainer's devices, one rank each; () for equal ones."""
     train = None if state.plan is None else state.plan.plan.train

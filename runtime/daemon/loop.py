@@ -16,7 +16,7 @@ from planner.problem import Problem
 from planner.record import record, replace
 from planner.solution import Solution
 from runtime.api.wire import Command, CommandResult, EventRow, Snapshot
-from runtime.backends.protocol import Backend
+from runtime.backends.protocol import Allotting, Backend
 from runtime.core import event as ev
 from runtime.core.action import StartReplica, StartTrainer, Step
 from runtime.core.actual import bodies
@@ -31,6 +31,7 @@ from runtime.core.observation import Observation
 from runtime.core.reconcile import Blocked, Converged, Next, Steps, next_steps
 from runtime.core.snapshot import SHOWN_EVENTS, Facts, snapshot
 from runtime.core.state import ClusterState, Need
+from runtime.core.target import slots_of
 from runtime.core.trigger import ConsentRule, due, judge, move_s, outdates, trigger_words, verdicts
 from runtime.core.words import row
 from runtime.daemon.series import Series
@@ -276,6 +277,8 @@ class Loop:
         return None if plan is None or problem is None else rescored(problem, plan.plan)
 
     def _act(self, backend: Backend, obs: Observation, now_s: float) -> None:
+        if isinstance(backend, Allotting):
+            backend.allot(slots_of(self.state))
         actual = bodies(obs, self.state)
         self.next = next_steps(actual, self.state, now_s, most_starts=self._settings.most_starts)
         match self.next:

@@ -6,9 +6,11 @@ waiting the answer is yes for everybody; near the end of the work a slow replica
 last sample of a batch that a fast one would long have finished.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from enum import IntEnum
 
 from planner.record import record
 
@@ -183,6 +185,14 @@ class _Others:
         return max(self._fast + queued / self._rate, (self._held + waiting) / self._rate)
 
 
+class Home(IntEnum):
+    """Where other samples of a candidate's group are decoded, in the order in which a replica takes candidates of one step."""
+
+    HERE = 0
+    NOWHERE = 1
+    ELSEWHERE = 2  # at a replica that will come for the rest
+
+
 @record
 class Candidate:
     """A sample that may be leased, in queue order."""
@@ -190,22 +200,36 @@ class Candidate:
     index: int  # place in the queue, oldest group first
     due: int  # step at which its group is due
     length: int  # tokens to prefill: prompt and prefix
+    group: int  # its prompt's
+    home: Home = Home.NOWHERE
 
 
 def choose(candidates: Sequence[Candidate], count: int, *, strong: bool) -> tuple[int, ...]:
-    """Indices of `count` samples: by due step, and within the first few of a step the longest prefills go to strong
-    replicas, the shortest to weak ones."""
+    """Indices of `count` samples, or of all where there are fewer: by due step, so that nobody waits for a group to be kept together.
+
+    Of one step come first those whose group is decoded here already, last those whose group is decoded elsewhere: an engine that
+    keeps prefixes then holds a group's prompt once, and only the last groups of a step are split. Within the first few the groups
+    with the longest prefills go to strong replicas, those with the shortest to weak ones.
+    """
     chosen: list[int] = []
-    ordered = sorted(candidates, key=lambda c: (c.due, c.index))
-    start = 0
-    while len(chosen) < count and start < len(ordered):
-        due = ordered[start].due
-        same = [c for c in ordered[start:] if c.due == due]
-        window = same[: WINDOW * (count - len(chosen))]
-        window.sort(key=lambda c: (-c.length if strong else c.length, c.index))
-        chosen.extend(c.index for c in window[: count - len(chosen)])
-        start += len(same)
+    ordered = sorted(candidates, key=lambda c: (c.due, c.home, c.index))
+    for _, same in itertools.groupby(ordered, key=lambda c: (c.due, c.home)):
+        if len(chosen) >= count:
+            break
+        chosen += _by_length(tuple(same), count - len(chosen), strong=strong)
     return tuple(chosen)
+
+
+def _by_length(same: Sequence[Candidate], count: int, *, strong: bool) -> list[int]:
+    """`count` of them, group by group: of the groups within the window, the one with the longest (shortest) prefill first."""
+    sign = -1 if strong else 1
+    key = {c.group: sign * c.length for c in same[: WINDOW * count]}
+    for c in same:
+        if c.group in key:
+            key[c.group] = min(key[c.group], sign * c.length)
+    window = [c for c in same if c.group in key]
+    window.sort(key=lambda c: (key[c.group], c.group, sign * c.length, c.index))
+    return [c.index for c in window[:count]]
 
 
 def is_strong(replica: ReplicaLoad, others: Sequence[ReplicaLoad]) -> bool:

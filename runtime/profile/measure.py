@@ -116,8 +116,7 @@ def _measured(  # noqa: PLR0917 - the parts of one item
     device = torch.device(f"cuda:{item.card}" if machine.cards else "cpu")
     if item.part in ("run_trainer", "run_engine"):
         assert config is not None, "a run comes from a configuration"
-        card = machine.cards[item.card].uuid if machine.cards else ""
-        return _run_rates(item, device, order, config, should_stop, folder, card)
+        return _run_rates(item, device, order, config, should_stop, folder, machine)
     if item.part in ("engine", "trainer", "paced"):
         return _rates(item, device, order, config, should_stop)
     from runtime.profile import kernels
@@ -166,7 +165,7 @@ def _run_rates(  # noqa: PLR0917 - the parts of one item
     config: Config,
     should_stop: Callable[[], bool],
     folder: Path,
-    card: str,
+    machine: Machine,
 ) -> dict[str, tuple[Any, ...]]:
     import torch
 
@@ -178,14 +177,14 @@ def _run_rates(  # noqa: PLR0917 - the parts of one item
     other = {"run_trainer": "engine", "run_engine": "trainer"}[item.part]
     try:
         # a run's process sees one card
-        with torch.cuda.device(device) if card else at_work(other, config, folder):
-            return _run_part(item, device, order, config, how, card)
+        with torch.cuda.device(device) if machine.cards else at_work(other, config, folder):
+            return _run_part(item, device, order, config, how, machine)
     finally:
         _release(device)
 
 
 def _run_part(  # noqa: PLR0917 - the parts of one item
-    item: Item, device: Any, order: Order, config: Config, how: dict[str, Any], card: str
+    item: Item, device: Any, order: Order, config: Config, how: dict[str, Any], machine: Machine
 ) -> dict[str, tuple[Any, ...]]:
     from runtime.profile import own
 
@@ -193,7 +192,14 @@ def _run_part(  # noqa: PLR0917 - the parts of one item
         seconds = QUICK_RUN_TRAINER_S if order.quick else RUN_TRAINER_S
         return {"trainer": own.run_trainer_rates(config, device, seconds=seconds, **how)}
     seconds = QUICK_RUN_ENGINE_S if order.quick else RUN_ENGINE_S
-    return {"engine": own.run_engine_rates(config, device, seconds=seconds, card=card, **how)}
+    import torch
+
+    cards = machine.cards
+    card = cards[item.card].uuid if cards else ""
+    others = [i for i, c in enumerate(cards) if c.kind == item.kind and i != item.card]
+    trainer = torch.device(f"cuda:{others[0]}") if others else device
+    done = own.run_engine_rates(config, device, seconds=seconds, card=card, trainer_device=trainer, **how)
+    return {"engine": done.engine, "updates": done.updates}
 
 
 def _release(device: Any) -> None:

@@ -1,7 +1,8 @@
 """Rates of a run's own model, engine and trainer, as its configuration has them, at sizes that tell their costs apart.
 
-The engine decodes at several batches up to the one of the run, and once with samples that come and go as in the run. The trainer
-makes whole turns on the run's batch, on a quarter of it, and on the whole one in more rows (`planner.reached` says why).
+The engine decodes at several batches up to the one of the run, with samples that begin and end as in the run, and then takes new
+weights at the run's pace (`steady`). The trainer makes whole turns on the run's batch, on a quarter of it, and on the whole one in
+more rows (`planner.reached` says why); a checkpoint is told apart.
 """
 
 import contextlib
@@ -15,19 +16,20 @@ from typing import Any
 
 import torch
 
-from planner.calibration import EngineRate, TrainerRate
+from planner.calibration import EngineRate, TrainerRate, UpdateTime
+from planner.calibration.records import Phase, UpdatePath
 from planner.model import ModelSpec, load_model_spec
-from planner.record import replace
+from planner.record import record, replace
 from runtime.config.problem import engine_name
 from runtime.config.schema import Config
 from runtime.errors import RunError
 from runtime.paths import RunPaths
 from runtime.profile.bench import Drive, decode, random_batch
 from runtime.profile.flowing import flow_turn_s
+from runtime.profile.published import LEAST_UPDATES, published, weights_of
 from runtime.profile.scratch import scratch_prefix
+from runtime.profile.steady import Course, OneGeneration, Steady, Updated, drive, steady, updated
 from runtime.profile.turns import Loopback, Turns, turns
-from runtime.rl.model import DTYPES
-from runtime.rl.types import WeightsRef
 from runtime.rl.weights import GenerationWriter
 from runtime.rl.weights.publisher import DirectPublisher
 
@@ -50,8 +52,8 @@ def run_trainer_rates(
     _check_disk(folder, CHECKPOINTS * CHECKPOINT_BYTES * spec.params)
     each = seconds / 4
     first, facts = _turns(config, device, samples, min(every, BETWEEN), each, stop, folder)
-    besides_s = first.checkpoint_s / every + flow_turn_s(config, folder, seconds=FLOW_S, stop=stop)
-    out = [_rate(spec, samples, prompt, response, first, facts, besides_s)]
+    flow_s, checkpoint_s = flow_turn_s(config, folder, seconds=FLOW_S, stop=stop), first.checkpoint_s or None
+    out = [_rate(spec, samples, prompt, response, first, facts, flow_s, checkpoint_s)]
     few = max(1, samples // 4)
     if stop() or few == samples:
         return tuple(out)
@@ -63,7 +65,7 @@ def run_trainer_rates(
         if stop():
             break
         found, facts = _turns(other, device, count, None, each, stop, folder)
-        out.append(_rate(spec, count, prompt, response, found, facts, besides_s))
+        out.append(_rate(spec, count, prompt, response, found, facts, flow_s, checkpoint_s))
     return tuple(out)
 
 
@@ -132,7 +134,8 @@ def _rate(  # noqa: PLR0917 - one row of the table
     response: int,
     done: Turns,
     facts: Mapping[str, str],
-    besides_s: float,
+    flow_s: float,
+    checkpoint_s: float | None,
 ) -> TrainerRate:
     sequence, rows = prompt + response, max(1, round(done.rows))
     return TrainerRate(
@@ -142,56 +145,126 @@ def _rate(  # noqa: PLR0917 - one row of the table
         sequence_tokens=sequence,
         micro_batch=max(1, round(samples / rows)),
         recompute=not facts["recomputed_layers"].startswith("0 "),
-        tokens_per_s=samples * sequence / (done.turn_s + besides_s),
+        tokens_per_s=samples * sequence / (done.turn_s + flow_s),
         samples=samples,
         response_tokens=response,
         rows=rows,
         attention=facts["attention"],
         compiled=facts["compile"].startswith("on"),
+        checkpoint_s=checkpoint_s,
     )
 
 
+@record
+class EngineFound:
+    """What a run's engine showed."""
+
+    engine: tuple[EngineRate, ...] = ()
+    updates: tuple[UpdateTime, ...] = ()
+
+
 def run_engine_rates(
-    config: Config, device: torch.device, *, seconds: float, quick: bool, stop: Stop, folder: Path, card: str = ""
-) -> tuple[EngineRate, ...]:
-    """Decode rates of the run's engine, and what a prompt costs those who decode. `card`: UUID of the GPU that it gets."""
+    config: Config,
+    device: torch.device,
+    *,
+    seconds: float,
+    quick: bool,
+    stop: Stop,
+    folder: Path,
+    card: str = "",
+    trainer_device: torch.device | None = None,
+) -> EngineFound:
+    """The run's engine in its steady state: decode rates, what a prompt costs those who decode, and what new weights cost.
+
+    `card`: UUID of the GPU that it gets; `trainer_device`: where weights come from, the engine's own by default.
+    """
     spec = load_model_spec(config.model.path)
     prompt, response = _lengths(config)
     most = _most(config)
     levels = sorted({max(1, most // 4), most} if quick else {max(1, most // 16), max(1, most // 4), most})
     each = seconds / (len(levels) + 2)
-    name = "torch" if config.rollout.engine == "torch" else engine_name(config)
-    out: list[EngineRate] = []
     with tempfile.TemporaryDirectory(prefix=scratch_prefix(), dir=folder) as made:
-        ref = _generation(config, Path(made))
+        source = weights_of(config, trainer_device or device)
+        first = GenerationWriter(Path(made)).write(source.tensors, lineage=0, version=0, dtype=source.dtype)
+        found = _Found(spec, engine_of(config))
         with _engine(config, device, card) as engine:
-            longest = max(2, config.sampling.max_new_tokens)
-            plain_s = 0.0
+            course = Course(
+                running=most,
+                prompt_tokens=prompt,
+                new_tokens=response,
+                longest=max(2, config.sampling.max_new_tokens),
+                vocab=spec.vocab,
+            )
+            plain: Steady | None = None
             for running in levels:
-                drive = Drive(running=running, prompt_tokens=prompt, new_tokens=longest, vocab=spec.vocab)
-                done = decode(engine, ref, drive, seconds=each, should_stop=stop)
-                if stop() or not done.steps:
-                    return tuple(out)
-                plain_s = done.step_s or done.busy_s / done.steps
-                context = prompt + max(1, min(longest, done.steps) // 2)
-                rate = EngineRate(
-                    phase="decode",
-                    model=spec.name,
-                    params=spec.params,
-                    tp=1,
-                    running=max(1, round(done.running)),
-                    context=context,
-                    tokens_per_s=done.running / plain_s,
-                    engine=name,
+                one = replace(course, running=running)
+                plain = steady(drive(engine, one, OneGeneration(first), seconds=each, should_stop=stop))
+                if stop() or plain is None:
+                    return found.all()
+                found.decoded(plain, prompt, prompts=running == most)
+            assert plain is not None, "there is a level"
+            one_card = trainer_device is None or trainer_device == device
+            with published(config, source, first, Path(made), plain, seconds=2 * each, one_card=one_card) as weights:
+                turns = drive(
+                    engine,
+                    course,
+                    weights,
+                    seconds=2 * each,
+                    should_stop=lambda: stop() or weights.failed is not None,
+                    least_updates=LEAST_UPDATES,
                 )
-                out.append(rate)
-            mixed = Drive(running=levels[-1], prompt_tokens=prompt, new_tokens=response, vocab=spec.vocab, spread=True)
-            done = decode(engine, ref, mixed, seconds=2 * each, should_stop=stop)
-            held_s = done.busy_s - done.steps * plain_s
-            if not stop() and done.prefill_tokens and held_s > 0:
-                out.append(replace(out[-1], phase="prefill", context=prompt, tokens_per_s=done.prefill_tokens / held_s))
+            if not stop():
+                found.updated(updated(turns, plain), "store" if weights.channel is None else "direct")
     release(device)
-    return tuple(out)
+    return found.all()
+
+
+def engine_of(config: Config) -> str:
+    """The engine's name as rates have it."""
+    return "torch" if config.rollout.engine == "torch" else engine_name(config)
+
+
+class _Found:
+    """Rows of the tables, as they are found."""
+
+    def __init__(self, spec: ModelSpec, engine: str) -> None:
+        self._spec, self._engine = spec, engine
+        self._rates: list[EngineRate] = []
+        self._updates: list[UpdateTime] = []
+
+    def all(self) -> EngineFound:
+        return EngineFound(engine=tuple(self._rates), updates=tuple(self._updates))
+
+    def decoded(self, plain: Steady, prompt: int, *, prompts: bool) -> None:
+        running = max(1, round(plain.running))
+        self._rate("decode", running, max(1, round(plain.context)), plain.running / plain.step_s)
+        if prompts and plain.prefill_s > 0:
+            self._rate("prefill", running, prompt, 1 / plain.prefill_s)
+
+    def updated(self, done: Updated | None, path: UpdatePath) -> None:
+        if done is None:
+            return
+        spec = self._spec
+        self._updates.append(
+            UpdateTime(path=path, model=spec.name, params=spec.params, swap_s=done.swap_s, engine=self._engine)
+        )
+        if done.recompute_s > 0 and done.prefix > 0:
+            running, prefix = max(1, round(done.samples)), max(1, round(done.prefix))
+            self._rate("recompute", running, prefix, 1 / done.recompute_s)
+
+    def _rate(self, phase: Phase, running: int, context: int, tokens_per_s: float) -> None:
+        self._rates.append(
+            EngineRate(
+                phase=phase,
+                model=self._spec.name,
+                params=self._spec.params,
+                tp=1,
+                running=running,
+                context=context,
+                tokens_per_s=tokens_per_s,
+                engine=self._engine,
+            )
+        )
 
 
 def _most(config: Config) -> int:
@@ -200,21 +273,16 @@ def _most(config: Config) -> int:
     return min(config.sampling.max_running, (config.algorithm.bound + 1) * batch)
 
 
-def _generation(config: Config, root: Path) -> WeightsRef:
-    """The model's first weights on disk, as the trainer publishes them."""
-    from runtime.rl.train.factory import build_model
-
-    dtype = DTYPES[config.model.rollout_dtype or config.model.dtype]
-    tensors = {n: p.detach() for n, p in build_model(config).named_parameters()}
-    return GenerationWriter(root).write(tensors, lineage=0, version=0, dtype=dtype)
-
-
 @contextlib.contextmanager
 def _engine(config: Config, device: torch.device, card: str) -> Iterator[Any]:
     if config.rollout.engine == "torch":
         from runtime.rl.engine.factory import build_engine
 
-        yield build_engine(config, device=str(device))
+        made = build_engine(config, device=str(device))
+        try:
+            yield made
+        finally:
+            made.close()
         return
     from runtime.rl.engine.vllm_factory import build_vllm_engine
 
@@ -239,7 +307,8 @@ def decode_until(config: Config, device: torch.device, folder: Path, stop: Stop)
     vocab = load_model_spec(config.model.path).vocab
     drive = Drive(running=_most(config), prompt_tokens=prompt, new_tokens=response, vocab=vocab, spread=True)
     with _engine(config, device, "") as engine:
-        ref = _generation(config, folder)
+        source = weights_of(config, device)
+        ref = GenerationWriter(folder).write(source.tensors, lineage=0, version=0, dtype=source.dtype)
         while not stop():
             decode(engine, ref, drive, seconds=5.0, should_stop=stop)
 

@@ -31,7 +31,7 @@ def merged_tables(measured: Sequence[Measured]) -> tuple[Calibration, tuple[str,
 
 def points_of(t: KindTables) -> int:
     """Points of all tables."""
-    tables = (t.gemm, t.prefill, t.decode, t.collectives, t.hbm_copy, t.links, t.engine, t.trainer)
+    tables = (t.gemm, t.prefill, t.decode, t.collectives, t.hbm_copy, t.links, t.engine, t.trainer, t.updates)
     return sum(len(x) for x in tables)
 
 
@@ -69,7 +69,9 @@ def kind_summary(t: KindTables) -> Mapping[str, Any]:
                 "recompute": r.recompute,
                 "attention": r.attention,
                 "compiled": r.compiled,
+                "checkpoint_s": r.checkpoint_s,
             }
             for r in t.trainer
         ],
+        "updates": [{"path": u.path, "model": u.model, "engine": u.engine, "swap_s": u.swap_s} for u in t.updates],
     }

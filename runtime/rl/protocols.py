@@ -45,6 +45,11 @@ class RolloutEngine(Protocol):
         """How many more samples may be added now."""
         ...
 
+    def limit(self, slots: int | None) -> None:
+        """Decode at most so many samples at once from the next step on, never more than the engine was made for; None: as many as
+        that. Those that run go on until they end, the others wait."""
+        ...
+
     def add(self, leases: Sequence[Lease]) -> None:
         """Take samples; each continues after its `tokens`. A duplicate (sample, epoch) is ignored."""
         ...

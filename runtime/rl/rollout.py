@@ -103,6 +103,7 @@ class ReplicaLoop:
         self._unflushed = Unflushed()
         self._released: list[SampleId] = []
         self._order: ReplicaOrder = "serve"
+        self._slots: int | None = None  # as flow last allotted
         self._urgent = True  # something flow should know at once
         self._flushed_at = float("-inf")  # everything, that is
         self._device_kind = device_kind
@@ -163,6 +164,10 @@ class ReplicaLoop:
         self._engine.abort(reply.cancel)
         self._unflushed.drop(reply.cancel)
         self._released = [s for s in self._released if s not in reply.cancel]
+        if reply.slots != self._slots:
+            self._slots = reply.slots
+            self._engine.limit(reply.slots)
+            self._urgent = True  # what it has room for is another from now on
         if self._order == "serve":
             self._join(reply.channel)
             self._take_weights(reply.direct, stored=False)

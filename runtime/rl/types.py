@@ -148,6 +148,7 @@ class ExchangeReply:
     weights: WeightsRef | None = None  # the newest generation on disk; load it if it is newer than the one reported
     direct: WeightsRef | None = None  # a newer one that went straight to engines: serve it if it is here
     channel: ChannelOffer | None = None  # where such generations come from
+    slots: int | None = None  # samples to decode at once, as the plan has it; None: as many as the engine was made for
 
 
 @record
@@ -221,6 +222,7 @@ class ReplicaStatus:
     last_exchange_age_s: float
     unflushed_tokens: int
     pid: int
+    allotted: int | None = None  # slots that it is told to use; None: its own limit
 
 
 @record

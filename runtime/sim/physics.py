@@ -7,7 +7,7 @@ from planner.cost.arrivals import Arrival, slowest_of
 from planner.cost.decode import ReplicaShape
 from planner.cost.model import CostModel
 from planner.cost.network import Place
-from planner.cost.update import update_bytes, update_s
+from planner.cost.update import swap_s, update_bytes, update_s
 from planner.plan import Placement, Plan
 from planner.problem import Problem
 from planner.record import replace
@@ -65,13 +65,15 @@ class Physics:
     def _over(self, kind: str, arrival: Arrival, name: str) -> WeightsPath:
         ctx, link = self.cost.context, arrival.link
         fixed_s = update_s(ctx, kind, Link(latency_s=link.latency_s, bytes_per_s=_NO_LIMIT))
+        stops_s = swap_s(ctx, kind) if ctx.direct and self.cost.rules.overlapped else 0.0
         size = update_bytes(ctx.model, ctx.weights_full_every, ctx.a)
         moving_s = update_s(ctx, kind, link) - fixed_s
         return WeightsPath(
             link=name,
             bytes_per_s=size / moving_s if moving_s > 0 else _NO_LIMIT,
             size_bytes=size,
-            fixed_s=fixed_s,
+            fixed_s=fixed_s - stops_s,
+            swap_s=stops_s,
         )
 
 
@@ -102,7 +104,7 @@ def flow_rules(
         response=response or from_workload(w.response),
         reward_s=w.reward_s_per_sample,
         pause_all=w.update_mode == "pause" and not sync,
-        overlapped=w.update_mode == "overlapped",
+        overlapped=w.overlapped_updates or (problem.capabilities.direct_updates and not sync),
         recompute=w.kv_on_update == "recompute" and not sync,
         windows=windows,
         steps=steps,

@@ -15,6 +15,7 @@ class WeightsPath:
     bytes_per_s: float = INF
     size_bytes: float = 0.0
     fixed_s: float = 0.0
+    swap_s: float = 0.0  # for which a replica stops that went on while they came
 
 
 @record
@@ -27,7 +28,7 @@ class FlowRules:
     response: LengthModel
     reward_s: float = 0.0
     pause_all: bool = False  # the trainer waits for every replica's update
-    overlapped: bool = False  # nobody waits for the transfer
+    overlapped: bool = False  # nobody waits for the transfer, but for the swap at its end
     recompute: bool = True  # new weights make running samples prefill again
     windows: int = 8  # in the mean time that a sample takes
     steps: int | None = None

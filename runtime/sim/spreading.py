@@ -63,6 +63,7 @@ class Spreading:
         d, version = self._decoding, self._loading.pop(name)
         d.switch(i, version)
         d.paused[i] = False
+        d.stall[i] += self._paths[name].swap_s
         if self._rules.recompute:
             d.stall[i] += d.recompute_s(i)
             self._books.recomputed_tokens += int(d.context[i])

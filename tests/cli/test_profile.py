@@ -136,9 +136,13 @@ def test_a_document_in_words() -> None:
     ):
         assert words in text
     own = {"model": "own", "tokens_per_s": 7000.0, "samples": 128, "rows": 2, "step_s": 0.5, "recompute": True, "attention": "varlen",
-           "compiled": True}  # fmt: skip
+           "compiled": True, "checkpoint_s": 2.5}  # fmt: skip
+    update = {"path": "direct", "model": "own", "engine": "vllm", "swap_s": 0.0123}
     met = {"kind": "H100", "what": "decode at 64", "measured_tokens_per_s": 1000.0, "predicted_tokens_per_s": 1050.0}
-    text = profile_text({**document, "kinds": [{**kind, "trainer": [own]}], "met": [met]})
+    text = profile_text({**document, "kinds": [{**kind, "trainer": [own, own], "updates": [update]}], "met": [met]})
+    assert "new weights, direct (vllm)" in text
+    assert "12.3 ms" in text
+    assert text.count("2.50 s") == 1, "one checkpoint, though every rate tells it"
     assert "128 samples in 2 rows, 0.5 s (varlen, compiled, layers computed again)" in text
     assert "+5.0%" in text
     nothing = profile_text({"dry_run": False, "file": None, "nodes": [lost], "kinds": [], "notes": []})

@@ -12,6 +12,7 @@ from runtime.core.actual import Body
 from runtime.core.event import DeviceLost, DeviceQuarantined, OverrideSet, StepOrdered, UnitDied
 from runtime.core.reconcile import Converged, Steps, next_steps
 from runtime.core.state import ClusterState
+from runtime.core.target import slots_of
 
 
 def steps(state: ClusterState, *bodies: Body, now_s: float = NOW_S, most: int = 8) -> tuple[object, ...]:
@@ -52,6 +53,17 @@ def test_a_trainer_of_two_kinds_is_started_with_the_shares_of_its_plan_also_agai
     assert steps(fleet("a", "b", "c", plan=made), most=1) == (wanted,)
     state = fleet("a", "b", "c", plan=made, more=started("t0", "b", "a", serving=False) + started("r0", "c"))
     assert steps(state, body("t0", "b", "a", phase="ordered"), body("r0", "c")) == (wanted,)
+
+
+def test_replicas_are_allotted_what_the_plan_in_force_has_them_decode_at_once() -> None:
+    made = solved("a", "b", "c")
+    by_device = {"b": 48, "c": None}
+    placements = tuple(replace(p, max_running=by_device.get(p.devices[0])) for p in made.plan.placements)
+    made = replace(made, plan=replace(made.plan, placements=placements))
+    assert slots_of(fleet("a", "b", "c")) == {}
+    assert slots_of(fleet("a", "b", "c", plan=made)) == {}, "nobody has a name yet"
+    state = fleet("a", "b", "c", plan=made, more=started("t0", "a") + started("r0", "b") + started("r1", "c"))
+    assert slots_of(state) == {"r0": 48}
 
 
 def test_as_wished_is_converged() -> None:

@@ -6,6 +6,7 @@ from planner.cluster import Cluster, Device, DeviceKind, Link
 from planner.model import ModelSpec
 from planner.override import Override
 from planner.problem import Capabilities, Problem
+from planner.record import replace
 from planner.workload import Lengths, Workload
 
 SMALL = ModelSpec(
@@ -120,14 +121,15 @@ def problems(
                 said.append(Override(device=d.id, kind=what))  # type: ignore[arg-type]
             elif what:
                 said.append(Override(device=d.id, kind="pin", role=what))  # type: ignore[arg-type]
-    return problem(
-        fleet,
-        workload=draw(workloads()),
-        capabilities=Capabilities.single_device_roles()
-        if single
-        else Capabilities(
+    can = Capabilities.single_device_roles()
+    if not single:
+        can = Capabilities(
             trainer=draw(st.sampled_from(["replicated", "fsdp"])),
             train_row_tokens=draw(st.sampled_from([None, None, 2048, 32768])),
-        ),
-        overrides=tuple(said),
+        )
+    can = replace(
+        can,
+        rollout_prefix_block=draw(st.sampled_from([None, None, 16])),
+        direct_updates=draw(st.sampled_from([False, False, True])),
     )
+    return problem(fleet, workload=draw(workloads()), capabilities=can, overrides=tuple(said))

@@ -17,6 +17,7 @@ from planner.calibration import (
     LinkPoint,
     Provenance,
     TrainerRate,
+    UpdateTime,
     decode,
     encode,
 )
@@ -63,8 +64,17 @@ def tables(draw: st.DrawFn) -> KindTables:
                 st.lists(
                     st.builds(
                         TrainerRate, model=names, params=sizes, devices=sizes, sequence_tokens=sizes, micro_batch=sizes,
-                        recompute=st.booleans(), tokens_per_s=seconds,
+                        recompute=st.booleans(), tokens_per_s=seconds, checkpoint_s=st.none() | seconds,
                     ),
+                    **many,
+                )
+            )
+        ),
+        updates=tuple(
+            draw(
+                st.lists(
+                    st.builds(UpdateTime, path=st.sampled_from(["direct", "store"]), model=names, params=sizes,
+                              swap_s=seconds),
                     **many,
                 )
             )
@@ -94,6 +104,15 @@ def test_columns_may_come_in_any_order_and_defaults_be_absent() -> None:
     assert found is not None
     assert found.collectives == (CollectivePoint(op="all_gather", ranks=2, size_bytes=100.0, seconds=0.5),)
     assert found.gemm == (GemmPoint(m=1, n=2, k=3, dtype="bf16", seconds=1e-5),)
+
+
+def test_a_file_that_tells_neither_checkpoints_nor_updates_is_read_as_before() -> None:
+    columns = ["model", "params", "devices", "sequence_tokens", "micro_batch", "recompute", "tokens_per_s"]
+    rows = {"columns": columns, "rows": [["m", 9, 1, 64, 8, False, 100.0]]}
+    found = decode(_text(trainer=rows)).of("H100")
+    assert found is not None
+    assert found.trainer[0].checkpoint_s is None
+    assert found.updates == ()
 
 
 @pytest.mark.parametrize(
@@ -144,18 +163,29 @@ def test_a_newer_measurement_of_the_same_card_keeps_what_it_did_not_measure() ->
         )
 
     here = Provenance(source="hexctl profile", how="measured", device="NVIDIA H200", host="a", torch="2.11")
+
+    def update(model: str, swap_s: float, engine: str = "torch") -> UpdateTime:
+        return UpdateTime(path="direct", model=model, params=1, swap_s=swap_s, engine=engine)
+
     copy = CopyPoint(size_bytes=1e6, bytes_per_s=1e12)
     old = KindTables(
         kind="H200",
         provenance=here,
         hbm_copy=(copy,),
         engine=(rate("reference-0.6b", 1.0), rate("own", 2.0), rate("own", 3.0, "vllm")),
+        updates=(update("own", 0.1), update("own", 0.2, "vllm")),
     )
-    new = KindTables(kind="H200", provenance=replace(here, measured_on="2026-01-02"), engine=(rate("own", 4.0),))
+    new = KindTables(
+        kind="H200",
+        provenance=replace(here, measured_on="2026-01-02"),
+        engine=(rate("own", 4.0),),
+        updates=(update("own", 0.3),),
+    )
     both = new.beside(old)
     assert both.hbm_copy == (copy,)
     assert [(r.model, r.engine, r.tokens_per_s) for r in both.engine] == [
         ("own", "torch", 4.0), ("reference-0.6b", "torch", 1.0), ("own", "vllm", 3.0)
     ]  # fmt: skip
+    assert both.updates == (update("own", 0.3), update("own", 0.2, "vllm"))
     elsewhere = replace(old, provenance=replace(here, torch="2.12"))
     assert new.beside(elsewhere) == new

@@ -122,13 +122,50 @@ def test_everything_reaches_the_problem() -> None:
     assert (p.workload.mode, p.workload.eta, p.workload.samples_per_step) == ("sync", 0, 15)
     assert (p.workload.proximal_forward, p.workload.response.max_tokens) == (False, 64)
     ranks = replace(
-        Capabilities.single_device_roles(), train_max_devices=None, trainer="fsdp", train_row_tokens=ROW_CEILING
+        Capabilities.single_device_roles(),
+        train_max_devices=None,
+        trainer="fsdp",
+        train_row_tokens=ROW_CEILING,
+        direct_updates=True,
     )
     assert p.capabilities == replace(ranks, rollout_max_running=7)
     assert room.ROW_CEILING == ROW_CEILING, "written twice, as one of them is beside an import of torch"
     assert (p.objective, p.floor_tokens_per_s, p.seed) == ("throughput_per_dollar", 9, 11)
     assert p.model.dtype_bytes == 4
     assert p.overrides == said
+
+
+@pytest.mark.parametrize(
+    ("source", "engine", "block"), [("declared", "vllm", 16), ("cpu", "vllm", 32), ("declared", "torch", None)]
+)
+def test_a_group_shares_its_prompt_where_the_engine_does(source: str, engine: str, block: int | None) -> None:
+    devices = [{"kind": "host-cpu" if source == "cpu" else "H100", "count": 2}]
+    c = config(
+        planner={"capabilities": "runtime"},
+        fleet={"source": source, "devices": devices},
+        rollout={"engine": engine},
+        model={"source": "pretrained", "path": "models/r1-distill-qwen-1.5b.json"},
+    )
+    caps = problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path)).capabilities
+    assert caps.rollout_prefix_block == block
+
+
+@pytest.mark.parametrize(
+    ("path", "kinds", "direct"),
+    [
+        ("auto", ("H100",), True),
+        ("auto", ("H100", "L40S"), False),
+        ("direct", ("H100", "L40S"), True),
+        ("store", ("H100",), False),
+        ("auto", ("host-cpu",), False),
+    ],
+)
+def test_weights_go_straight_to_engines_as_the_run_sends_them(path: str, kinds: tuple[str, ...], direct: bool) -> None:
+    devices = [{"kind": k, "count": 2} for k in kinds]
+    fleet = {"source": "cpu" if kinds == ("host-cpu",) else "declared", "devices": devices}
+    c = config(planner={"capabilities": "runtime"}, fleet=fleet, weights={"path": path})
+    caps = problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path)).capabilities
+    assert caps.direct_updates == direct
 
 
 def test_ranks_of_two_kinds_and_deltas_are_planned_where_the_file_says_so() -> None:

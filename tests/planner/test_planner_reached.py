@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner import Feasible, solve
 from planner.calibrated import calibrated
-from planner.calibration import Calibration, EngineRate, KindTables, Provenance, TrainerRate, decode, encode
+from planner.calibration import Calibration, EngineRate, KindTables, Provenance, TrainerRate, UpdateTime, decode, encode
 from planner.catalogue import CATALOGUE
 from planner.cluster import Cluster, Device, Link
 from planner.cost.decode import ReplicaShape
@@ -19,7 +20,7 @@ from planner.cost.training import StageShape, TrainerShape
 from planner.fitting import bounded_squares
 from planner.model import load_model_spec
 from planner.problem import Capabilities, Problem
-from planner.reached import turn_problem
+from planner.reached import met, turn_problem
 from planner.record import replace
 from planner.workload import Lengths, Workload
 
@@ -78,12 +79,13 @@ def one(
     return replace(rate, tokens_per_s=samples * sequence / turn_s(there, kind))
 
 
-def measured(*points: EngineRate | TrainerRate, kind: str = "H200") -> Calibration:
+def measured(*points: EngineRate | TrainerRate | UpdateTime, kind: str = "H200") -> Calibration:
     tables = KindTables(
         kind=kind,
         provenance=Provenance(source="hexctl profile", how="measured"),
         engine=tuple(p for p in points if isinstance(p, EngineRate)),
         trainer=tuple(p for p in points if isinstance(p, TrainerRate)),
+        updates=tuple(p for p in points if isinstance(p, UpdateTime)),
     )
     return Calibration(kinds=(tables,))
 
@@ -157,6 +159,74 @@ def test_floor_efficiency_and_prefill_of_the_engine_are_met(
         assert running / level.rate_tokens_per_s == pytest.approx(expected, rel=0.1)
     other = "torch" if engine != "torch" else "vllm"
     assert calibrated(problem, kept, other).cluster.kinds["H200"].rollout_efficiency == 1.0
+
+
+@settings(max_examples=20)
+@given(st.floats(0.3, 2.0), st.none() | st.floats(1e4, 1e6), st.floats(1e4, 1e6))
+def test_prefixes_are_computed_anew_as_fast_as_measured(efficiency: float, prefill: float | None, again: float) -> None:
+    """64 samples of 200 tokens, whatever their prompts' prefill was measured to be: 12,800 tokens over the measured rate. Those
+    of a run lie around that mean, which is a hundredth more of attention."""
+    problem = on_card(
+        prompt=Lengths(mean_tokens=125, max_tokens=125), response=Lengths(mean_tokens=150, max_tokens=150)
+    )
+    step = EngineRate(phase="decode", model="own", params=problem.model.params, tp=1, running=64, context=200,
+                      tokens_per_s=64 / (0.01 / efficiency), engine="vllm")  # fmt: skip
+    points = [step, replace(step, phase="recompute", tokens_per_s=again)]
+    if prefill is not None:
+        points.append(replace(step, phase="prefill", context=125, tokens_per_s=prefill))
+    found = calibrated(problem, measured(*points), "vllm")
+    # Constant lengths: a running sample is anywhere in its response, at 125 + 75 tokens in the mean.
+    cost = CostModel(found)
+    level = cost.level(ReplicaShape(kind="H200", tp=1), 64)
+    assert cost.moments.context == 200
+    assert level.recompute_s == pytest.approx(64 * 200 / again, rel=0.02)
+
+
+def test_updates_stop_replicas_as_long_as_was_measured() -> None:
+    """The way that the run sends them, of the engine that it has."""
+    problem = on_card()
+    time = UpdateTime(path="direct", model="own", params=problem.model.params, swap_s=0.02, engine="vllm")
+    known = measured(time, replace(time, path="store", swap_s=1.5), replace(time, swap_s=0.3, engine="torch"))
+    assert decode(encode(known)) == known
+
+    def swap_s(*, direct: bool, engine: str, calibration: Calibration = known) -> float | None:
+        can = replace(problem.capabilities, direct_updates=direct)
+        return calibrated(replace(problem, capabilities=can), calibration, engine).cluster.kinds["H200"].swap_s
+
+    assert swap_s(direct=True, engine="vllm") == 0.02
+    assert swap_s(direct=False, engine="vllm") == 1.5
+    assert swap_s(direct=True, engine="torch") == 0.3
+    assert swap_s(direct=False, engine="torch") is None
+    other = measured(replace(time, params=2 * time.params))
+    assert swap_s(direct=True, engine="vllm", calibration=other) is None
+
+
+def test_a_checkpoint_is_a_share_of_every_step_by_how_often_it_is_written() -> None:
+    """1.2 s each: with one in four steps a step of the trainer is 0.3 s longer than a measured turn without."""
+    problem = on_card(checkpoint_every=4)
+    true = on(problem, train_fixed_s=0.06, train_floor_s=2e-3, launch_s=0.0)
+    turns = one(true, 128, 2), one(true, 32, 1), one(true, 128, 8)
+    told = measured(*(replace(t, checkpoint_s=1.2) for t in turns))
+    found = calibrated(problem, told)
+    assert turn_s(found) == pytest.approx(turn_s(true) + 1.2 / 4, rel=0.01)
+    seldom = calibrated(replace(problem, workload=replace(problem.workload, checkpoint_every=64)), told)
+    assert turn_s(seldom) == pytest.approx(turn_s(true) + 1.2 / 64, rel=0.01)
+    # An older file has them in its rates.
+    before = calibrated(problem, measured(*turns))
+    assert turn_s(before) == pytest.approx(turn_s(true), rel=0.01)
+    assert before.cluster.kinds["H200"].checkpoint_s == 0
+    # Beside a measured turn stands one without a checkpoint.
+    for m in met(problem, found.cluster.kinds["H200"], told.kinds[0], "torch"):
+        assert m.predicted_tokens_per_s == pytest.approx(m.measured_tokens_per_s, rel=0.02)
+
+
+def test_a_plan_says_what_of_its_step_is_checkpoints() -> None:
+    problem = on_card(checkpoint_every=4)
+    told = measured(replace(one(on(problem, train_fixed_s=0.06), 128, 2), checkpoint_s=1.2))
+    found = solve(calibrated(problem, told))
+    assert isinstance(found, Feasible)
+    assert found.prediction.checkpoint_s == pytest.approx(0.3)
+    assert found.prediction.train_s > 0.3
 
 
 def test_a_model_bound_by_launches_is_predicted_as_measured_and_was_not_before() -> None:

@@ -6,7 +6,9 @@ from hypothesis import given
 from planner.cluster import Device, Link
 from planner.cost.assumptions import Assumptions
 from planner.cost.context import context_of
+from planner.cost.decode import ReplicaShape
 from planner.cost.model import CostModel
+from planner.cost.step import Offer
 from planner.cost.traffic import bytes_between_regions
 from planner.cost.update import delta_bytes, update_bytes, update_s
 from planner.errors import InvalidInput
@@ -75,9 +77,32 @@ def test_in_sync_modes_no_transfer_is_hidden() -> None:
         assert steps[0] == steps[1] == steps[2]
 
 
+def test_what_lies_in_the_second_buffer_stops_a_replica_for_a_swap() -> None:
+    """0.99 GB over 5 GB/s at 0.45 of it takes 0.44 s, beside generation; then 0.04 s, or what was measured, in which it stops."""
+    model = replace(BF16, vocab=150_000)
+    can = Capabilities(direct_updates=True)
+    p = problem(model=model, capabilities=can, workload=workload(kv_on_update="keep"))
+    ctx = context_of(p)
+    moving = LINK.latency_s + model.weight_bytes / (0.45 * LINK.bytes_per_s)
+    assert update_s(ctx, "compute", LINK) == pytest.approx(moving + 0.04)
+
+    def offer_of(q: Problem) -> Offer:
+        return CostModel(q).offers(ReplicaShape(kind="compute", tp=1), LINK)[0]
+
+    direct = offer_of(p)
+    assert (direct.pause_s, direct.transfer_s - direct.swap_s) == pytest.approx((0.04, moving))
+    kinds = {**p.cluster.kinds, "compute": replace(p.cluster.kinds["compute"], swap_s=0.01)}
+    assert offer_of(replace(p, cluster=replace(p.cluster, kinds=kinds))).pause_s == 0.01
+    by_file = offer_of(replace(p, capabilities=Capabilities()))
+    assert by_file.pause_s == by_file.transfer_s > 1.0
+    # Where generation waits for the weights, it waits for their way too.
+    sync = offer_of(replace(p, workload=replace(p.workload, mode="sync")))
+    assert sync.pause_s == pytest.approx(moving + 0.04)
+
+
 @given(problems())
 def test_a_faster_way_of_updating_never_lengthens_a_step(p: Problem) -> None:
-    """Deltas against whole weights; overlapped or rolling against pausing all."""
+    """Deltas against whole weights; overlapped or rolling against pausing all; straight to the engines against by file."""
     cost, by_id = CostModel(p), {d.id: d for d in p.cluster.devices}
     first, *others = by_id
     stage = Stage(devices=(first,), kind=by_id[first].kind, dp=1, tp=1, layers=p.model.layers)
@@ -86,13 +111,16 @@ def test_a_faster_way_of_updating_never_lengthens_a_step(p: Problem) -> None:
     if cost.evaluate(plan) is None:
         return
 
-    def step_s(mode: str, every: int) -> float:
+    def step_s(mode: str, every: int, *, direct: bool = False) -> float:
         q = replace(p, workload=replace(p.workload, update_mode=mode))
-        found = CostModel(replace(q, capabilities=replace(q.capabilities, weights_full_every=every))).evaluate(plan)
+        can = replace(q.capabilities, weights_full_every=every, direct_updates=direct)
+        found = CostModel(replace(q, capabilities=can)).evaluate(plan)
         assert found is not None
         return found.prediction.step_s
 
     for mode in ("rolling", "overlapped", "pause"):
         assert step_s(mode, 8) <= step_s(mode, 1) * (1 + 1e-9)
+        if mode != "overlapped":  # that one is as if nothing ever stopped
+            assert step_s(mode, 1, direct=True) <= step_s(mode, 1) * (1 + 1e-9)
     assert step_s("overlapped", 1) <= step_s("pause", 1) * (1 + 1e-9)
     assert step_s("rolling", 1) <= step_s("pause", 1) * (1 + 1e-9)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from fleets import cluster, kind, problem, workload
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.cost import CostModel
@@ -39,6 +39,8 @@ def drawn(lengths: Lengths, rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 @settings(max_examples=25)
+@example(cv=0.0, slots=32, share=1.0, fixed=0.5)
+@example(cv=0.0, slots=100, share=3.0, fixed=0.95)
 @given(
     st.sampled_from([0.0, 0.3, 0.6, 1.0]),
     st.sampled_from([32, 100]),
@@ -72,6 +74,16 @@ def test_constant_lengths_go_in_whole_waves() -> None:
     assert done_by(curve, 1.4, rate) == pytest.approx(10 * MEAN)
     assert done_by(curve, 1.46, rate) == pytest.approx(11 * MEAN)
     assert done_by(curve, 2.0, rate) == pytest.approx(20 * MEAN)
+
+
+@given(st.integers(1, 12), st.integers(1, 400))
+def test_a_whole_number_of_waves_is_not_one_more(waves: int, slots: int) -> None:
+    """Exactly full, `waves` times as many samples as slots of one length end with the wave that they fill; one more begins another."""
+    nu, steps = np.array(makespan(Lengths(mean_tokens=MEAN, max_tokens=600), waves * slots)).T
+    assert (np.diff(nu) > 0).all()
+    assert np.interp(waves * slots / slots, nu, steps) == waves
+    if waves < 12:
+        assert np.interp((waves * slots + 1) / slots, nu, steps) == pytest.approx(waves + 1)
 
 
 def curve_of(b: int, tau_s: float, part: float, cv: float) -> tuple[Curve, float]:

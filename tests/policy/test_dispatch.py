@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from planner.record import record, replace
 from runtime.policy.dispatch import (
     Candidate,
+    Home,
     ReplicaLoad,
     SpeedModel,
     ahead,
@@ -211,7 +212,7 @@ def test_grants_respect_slots_and_kv_room(slots: int, leased: int, kv: float, wa
 
 
 def test_long_prefills_go_to_strong_replicas_but_older_steps_first() -> None:
-    queue = [Candidate(index=i, due=due, length=length) for i, (due, length) in enumerate(
+    queue = [Candidate(index=i, due=due, length=length, group=i) for i, (due, length) in enumerate(
         [(0, 5), (0, 9), (0, 1), (1, 99), (1, 2)]
     )]  # fmt: skip
     assert choose(queue, 1, strong=True) == (1,)
@@ -219,6 +220,51 @@ def test_long_prefills_go_to_strong_replicas_but_older_steps_first() -> None:
     assert choose(queue, 4, strong=True) == (1, 0, 2, 3)
     assert choose(queue, 4, strong=False) == (2, 0, 1, 4)
     assert choose(queue, 9, strong=True) == (1, 0, 2, 3, 4)
+
+
+def test_a_group_goes_on_where_it_is_and_whole_ones_are_taken_before_the_next() -> None:
+    """Groups of three, all due at once: 0 is decoded elsewhere and has two left, 1 is decoded here with one left, 2 and 3 are new,
+    3 with the longer prompt."""
+    groups = (
+        ((0, 5, Home.ELSEWHERE),) * 2 + ((1, 5, Home.HERE),) + ((2, 5, Home.NOWHERE),) * 3 + ((3, 9, Home.NOWHERE),) * 3
+    )
+    queue = [Candidate(index=i, due=0, length=n, group=g, home=home) for i, (g, n, home) in enumerate(groups)]
+    assert choose(queue, 4, strong=True) == (2, 6, 7, 8)
+    assert choose(queue, 4, strong=False) == (2, 3, 4, 5)
+    assert choose(queue, 5, strong=True) == (2, 6, 7, 8, 3)
+    assert choose(queue, 9, strong=True) == (2, 6, 7, 8, 3, 4, 5, 0, 1), "no slot stays empty to keep a group together"
+    earlier = [*queue, Candidate(index=9, due=-1, length=1, group=4, home=Home.ELSEWHERE)]
+    assert choose(earlier, 1, strong=True) == (9,), "and nobody waits a step for it"
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> list[Candidate]:
+    """Up to twelve groups of up to six waiting samples, in the order of their steps."""
+    out: list[Candidate] = []
+    due = 0
+    for group in range(draw(st.integers(0, 12))):
+        due += draw(st.integers(0, 1))
+        home, length = draw(st.sampled_from(Home)), draw(st.integers(1, 9))
+        for _ in range(draw(st.integers(1, 6))):
+            out.append(Candidate(index=len(out), due=due, length=length, group=group, home=home))
+    return out
+
+
+@given(queue=queues(), count=st.integers(0, 40), strong=st.booleans())
+def test_choices_fill_the_slots_keep_to_the_steps_and_break_at_most_one_group_a_home(
+    queue: list[Candidate], count: int, strong: bool
+) -> None:
+    chosen = [queue[i] for i in choose(queue, count, strong=strong)]
+    assert len({c.index for c in chosen}) == len(chosen) == min(count, len(queue)), "work-conserving"
+    assert [c.due for c in chosen] == sorted(c.due for c in queue)[: len(chosen)], "older steps first"
+    left = [c for c in queue if c not in chosen]
+    for due in {c.due for c in queue}:
+        nearest = min((c.home for c in left if c.due == due), default=Home.ELSEWHERE)
+        assert all(c.home <= nearest for c in chosen if c.due == due), (
+            "none is taken from another while there are nearer ones"
+        )
+    broken = [g for g in {c.group for c in chosen} if any(c.group == g for c in left)]
+    assert len(broken) <= 1, "one group is taken whole before the next is begun"
 
 
 def test_strength_is_relative() -> None:

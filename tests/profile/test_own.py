@@ -50,6 +50,9 @@ def test_turns_of_the_runs_trainer_tell_their_batch(tmp_path: Path) -> None:
         assert (r.attention, r.compiled, r.recompute) == ("sdpa", False, False)
         assert r.step_s is not None
         assert 1e-3 < r.step_s < 60
+        assert r.checkpoint_s is not None
+        assert r.checkpoint_s == rates[0].checkpoint_s, "of the run's own turns"
+        assert 1e-4 < r.checkpoint_s < 60
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
@@ -75,11 +78,30 @@ def test_flows_answers_take_time_and_none_without_a_task(tmp_path: Path) -> None
     assert flow_turn_s(small(), tmp_path, seconds=20.0, stop=lambda: True) == 0.0
 
 
-def test_the_runs_engine_is_measured_at_its_batches_and_a_plan_meets_its_rates(tmp_path: Path) -> None:
-    config = small()
-    rates = run_engine_rates(config, CPU, seconds=1.0, quick=True, stop=never, folder=tmp_path)
-    decode = [r for r in rates if r.phase == "decode"]
+@pytest.mark.parametrize(("path", "way"), [("auto", "store"), ("direct", "direct")])
+def test_the_runs_engine_is_measured_at_its_batches_and_with_new_weights_as_the_run_sends_them(
+    tmp_path: Path, path: str, way: str
+) -> None:
+    """Prompts of 10 tokens, responses of 7 by the configuration: somebody at work has 3 or 4 of them, and what is computed anew is
+    all of it but the last."""
+    found = run_engine_rates(small(path=path), CPU, seconds=2.0, quick=True, stop=never, folder=tmp_path)
+    decode = [r for r in found.engine if r.phase == "decode"]
     assert [r.running for r in decode] == [2, 8]
+    assert all(11 <= r.context <= 15 for r in decode)
+    (update,) = found.updates
+    spec = load_model_spec(small().model.path)
+    assert (update.path, update.model, update.params, update.engine) == (way, spec.name, spec.params, "torch")
+    assert 1e-5 < update.swap_s < 10
+    again = [r for r in found.engine if r.phase == "recompute"]
+    assert all(11 <= r.context <= 15 and 4 <= r.running <= 8 and r.tokens_per_s > 10 for r in again)
+    assert len(again) <= 1, "none where a busy machine hides it"
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_a_plan_meets_the_rates_of_the_runs_engine(tmp_path: Path) -> None:
+    config = small()
+    rates = run_engine_rates(config, CPU, seconds=1.0, quick=True, stop=never, folder=tmp_path).engine
+    assert [r.running for r in rates if r.phase == "decode"] == [2, 8]
     assert all(r.engine == "torch" and r.tokens_per_s > 1 for r in rates)
     provenance = Provenance(source="hexctl profile --quick", how="measured")
     tables = KindTables(kind="host-cpu", provenance=provenance, engine=rates)

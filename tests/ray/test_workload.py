@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,6 +87,38 @@ def test_a_run_survives_the_death_of_each_part(backend: RevivingBackend, ray_wor
         assert second.trained_tokens > before.trained_tokens
     assert second.staleness_max is not None
     assert second.staleness_max <= second.eta
+
+
+def test_replicas_obey_the_plans_slots_also_after_flow_is_restarted(backend: RevivingBackend) -> None:
+    """Four slots are told and used, then a new flow has forgotten them and is told again, then another plan says two."""
+    backend.apply(StartTrainer(trainer="t", epoch=1, devices=("dev0",)))
+    backend.apply(StartReplica(replica="r0", epoch=2, devices=("dev1",)))
+    running: set[int] = set()
+
+    def slots(wanted: int) -> Callable[[Observation], bool]:
+        def told(o: Observation) -> bool:
+            backend.allot({"r0": wanted})
+            mine = next((r for r in o.replicas if r.id == "r0"), None)
+            if mine is None or mine.slots != wanted:
+                return False
+            running.add(mine.running)
+            return o.flow is not None and [r.allotted for r in o.flow.replicas] == [wanted] and mine.running > 0
+
+        return told
+
+    until(backend, slots(4), 60.0)
+    done = after(backend, STEPS).steps_done
+    pid = until(backend, slots(4)).host.processes["flow"]
+    os.kill(pid, signal.SIGKILL)
+    until(backend, lambda o: o.host.processes.get("flow", pid) != pid, 30.0)
+    until(backend, slots(4), 30.0)
+    assert max(running) <= 4
+    after(backend, done + STEPS)
+    until(backend, slots(2), 30.0)
+    after(backend, done + 2 * STEPS)
+    running.clear()
+    until(backend, slots(2), 30.0)
+    assert running <= {1, 2}, "those that ran beyond it have ended"
 
 
 def test_data_that_does_not_fit_is_one_clear_error(ray_world: RayWorld, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ class Desk:
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder, self.now, self.changes = folder, 100.0, 0
         self.items: list[RewardItem] = []
+        self.longest_prompt = settings.pop("longest_prompt", 2)
         self.settings = FlowSettings(
             **{
                 "policy": StalenessPolicy(eta=settings.pop("eta", 1), prompts_per_step=2, stale="mask"),
@@ -52,7 +53,7 @@ class Desk:
         return Flow(
             settings=self.settings,
             ledger=Ledger(self.folder / "ledger.db"),
-            task=CopyTask(tokenizer, seed=3, min_length=2, max_length=2),
+            task=CopyTask(tokenizer, seed=3, min_length=2, max_length=self.longest_prompt),
             tokenizer=tokenizer,
             rewards=self,
             files=FlowFiles(

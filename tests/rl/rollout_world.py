@@ -51,6 +51,7 @@ class ToyEngine:
 
     def __init__(self, clock: VirtualClock, *, step_s: float = 0.05, slots: int = 8) -> None:
         self.clock, self.step_s, self.slots = clock, step_s, slots
+        self.most = slots
         self.version: int | None = None
         self.digest: str | None = None
         self.broken: set[int] = set()
@@ -60,6 +61,9 @@ class ToyEngine:
 
     def free_slots(self) -> int:
         return max(0, self.slots - len(self._leases))
+
+    def limit(self, slots: int | None) -> None:
+        self.slots = self.most if slots is None else min(slots, self.most)
 
     def add(self, leases: Sequence[Lease]) -> None:
         for lease in leases:

@@ -100,6 +100,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def world(made: World) -> World:
     """The engine, empty, with version 0."""
     made.engine.abort(made.engine.held())
+    made.engine.limit(None)
     made.engine.load_weights(made.refs[0])
     return made
 
@@ -180,6 +181,37 @@ def test_samples_end_at_eos_or_at_their_length(world: World) -> None:
         reasons.add(last.finished)
     assert reasons == {"eos", "length"}
     assert world.engine.stats().decoded_tokens - counted == sum(len(tokens_of(a)) for a in trace.values())
+
+
+def test_no_more_samples_run_than_the_limit_and_those_that_do_end(world: World) -> None:
+    engine = world.engine
+    engine.limit(2)
+    assert (engine.stats().slots, engine.free_slots()) == (2, 2)
+    engine.add([lease(g, longest=9) for g in range(5)])
+    assert most_at_once(engine) == 2
+    engine.limit(None)
+    engine.add([lease(g, longest=9) for g in range(5, 5 + SLOTS)])
+    trace = drive(engine, {}, tokens=SLOTS)
+    running = set(engine.held())
+    assert len(trace) == SLOTS
+    engine.limit(1)
+    engine.add([lease(g, longest=9) for g in range(20, 24)])
+    begun: list[int] = []  # how many others ran when a new one got its first token
+    while engine.held():
+        appends = engine.step()
+        first = [a.sample for a in appends if a.sample.group >= 20 and a.start == 0]
+        begun += [len([a for a in appends if a.sample in running]) for _ in first]
+        assert len([a for a in appends if a.sample.group >= 20 and a.tokens]) <= 1
+    assert begun == [0] * 4, "those that ran go on, and nobody begins beside them"
+    engine.limit(99)
+    assert engine.stats().slots == SLOTS, "what it was made for"
+
+
+def most_at_once(engine: RolloutEngine) -> int:
+    most = 0
+    while engine.held():
+        most = max(most, len([a for a in engine.step() if a.tokens]))
+    return most
 
 
 def test_logprobs_are_those_of_transformers_at_the_temperature(

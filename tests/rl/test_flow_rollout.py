@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from planner.errors import InvalidInput
 from planner.record import replace
-from runtime.errors import LedgerError
+from runtime.errors import LedgerError, RefusedError
 from runtime.rl.ledger import ReplicaRow, audit
-from runtime.rl.types import SampleId, WeightsRef
+from runtime.rl.types import EngineStats, SampleId, WeightsRef
 from tests.rl.flow_desk import EOS, SLOTS, Desk, piece
 
 
@@ -64,6 +65,44 @@ def test_eta_zero_gives_a_group_only_to_its_own_version(tmp_path: Path) -> None:
 def test_new_replicas_begin_slowly(desk: Desk) -> None:
     desk.start()
     assert len(desk.serve()) == SLOTS // 4
+
+
+def test_a_replica_is_given_no_more_than_the_plan_allots_it_and_is_told(tmp_path: Path) -> None:
+    """16 slots of which the plan wants 6: a fourth of them while nothing is measured, then all 6, never more. Another plan says 10,
+    and flow counts with it once the replica says that it has as many; an older daemon's word is refused."""
+    desk = Desk(tmp_path, eta=30, max_new_tokens=99)
+    desk.flow.allot(1, {"a": 6})
+    desk.start()
+    assert desk.exchange().slots == 6
+    leases = dict.fromkeys(desk.exchange(stats=stats(6)).leases, 0)
+    assert len(leases) == 2
+
+    def on(slots: int) -> int | None:
+        """Each sample gets a token, the replica says what it has room for; returns what it is told."""
+        appends = tuple(piece(lease, [5], 0, start=at) for lease, at in leases.items())
+        reply = desk.exchange(appends=appends, refill_s=0.0, stats=stats(slots))
+        leases.update({lease: at + 1 for lease, at in leases.items()} | dict.fromkeys(reply.leases, 0))
+        return reply.slots
+
+    told = [on(6) for _ in range(4)]
+    assert (told, len(leases)) == ([6] * 4, 6)
+    desk.flow.allot(1, {"a": 10, "gone": 3})
+    assert (on(6), len(leases)) == (10, 6), "it has said 6"
+    assert (on(10), on(10), len(leases)) == (10, 10, 10)
+    desk.flow.allot(2, {"a": 4})
+    assert (on(10), len(leases)) == (4, 10), "what runs ends where it is"
+    with pytest.raises(RefusedError, match="newer daemon"):
+        desk.flow.allot(1, {"a": 9})
+    with pytest.raises(InvalidInput, match="needs a slot"):
+        desk.flow.allot(2, {"a": 0})
+    assert [r.allotted for r in desk.flow.status().replicas] == [4]
+    desk.reopen()
+    assert [r.allotted for r in desk.flow.status().replicas] == [None], "the daemon sees that and says it again"
+    desk.flow.close()
+
+
+def stats(slots: int) -> EngineStats:
+    return EngineStats(slots=slots, running=2, decode_tokens_per_s=20.0, decode_running=2.0)
 
 
 @pytest.mark.parametrize(("refill_s", "held"), [(0.0, 16), (0.01875, 16 + 3), (0.075, 16 + 8), (None, 16 + 16)])

@@ -115,6 +115,18 @@ def test_keep_goes_on_where_it_was() -> None:
         made.close()
 
 
+def test_the_process_is_told_how_many_to_run(engine: VllmEngine) -> None:
+    engine.load_weights(ref(0))
+    engine.limit(1)
+    engine.add([lease(g) for g in range(3)])
+    assert (engine.free_slots(), engine.stats().slots) == (0, 1)
+    while engine.held():
+        assert len(engine.step()) <= 1
+    engine.limit(None)
+    engine.add([lease(g) for g in range(10, 14)])
+    assert max(len(engine.step()) for _ in range(3)) == 4
+
+
 def test_it_stops_when_it_is_not_asked(engine: VllmEngine) -> None:
     """A replica that may not decode gets at most the steps it had leave for."""
     engine.load_weights(ref(0))

@@ -34,7 +34,7 @@ from runtime.rl.types import (
 Verify = Callable[[RewardItem], float]
 
 
-class _Answered:
+class Answered:
     """A `PendingReply` over a future."""
 
     def __init__(self, future: "Future[ExchangeReply]") -> None:
@@ -84,11 +84,11 @@ class ThreadWorld:
     def submit(self, items: Sequence[RewardItem]) -> None:
         self._to_verify.put(list(items))
 
-    def send(self, request: ExchangeRequest) -> _Answered:
+    def send(self, request: ExchangeRequest) -> Answered:
         future: Future[ExchangeReply] = Future()
         with self._lock:
             future.set_result(self.flow.exchange(request))
-        return _Answered(future)
+        return Answered(future)
 
     def hello(self, hello: TrainerHello) -> TrainerWelcome:
         with self._lock:

@@ -36,6 +36,9 @@ class ToyCore:
     def facts(self) -> Message:
         return {"release": "toy", "pid": os.getpid()}
 
+    def limit(self, slots: int) -> None:
+        self._slots = slots
+
     def add(self, key: int, tokens: list[int], max_tokens: int) -> None:
         self._requests[key] = (list(tokens), max_tokens)
         self._prefilled += len(tokens) - 1

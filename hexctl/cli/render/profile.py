@@ -52,6 +52,18 @@ def _kind_lines(document: Mapping[str, Any]) -> list[str]:
     lines = [table(headers, rows, right=(2, 3, 4, 5, 6))]
     if rates:
         lines += ["", table(("KIND", "MODEL", "WORK", "TOKENS/S"), rates, right=(3,))]
+    stops = [
+        (k["kind"], u["model"], f"new weights, {u['path']} ({u['engine']})", _seconds(u["swap_s"]))
+        for k in document["kinds"]
+        for u in k.get("updates", ())
+    ]
+    stops += [
+        (k["kind"], r["model"], "a checkpoint", _seconds(seconds))
+        for k in document["kinds"]
+        for seconds, r in {r["checkpoint_s"]: r for r in k["trainer"] if r.get("checkpoint_s")}.items()
+    ]
+    if stops:
+        lines += ["", table(("KIND", "MODEL", "STOPS FOR", "TIME"), stops, right=(3,))]
     if document.get("met"):
         heads = ("KIND", "OF THE RUN", "MEASURED", "PREDICTED", "OFF")
         lines += ["", table(heads, [_met(m) for m in document["met"]], right=(2, 3, 4))]
@@ -70,6 +82,10 @@ def _met(m: Mapping[str, Any]) -> tuple[str, ...]:
     """A rate beside what a plan will say of it."""
     measured, predicted = m["measured_tokens_per_s"], m["predicted_tokens_per_s"]
     return m["kind"], m["what"], number(measured), number(predicted), f"{predicted / measured - 1:+.1%}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
 def _training(rate: Mapping[str, Any]) -> str:

@@ -129,7 +129,7 @@ class PeriodModel:
             return math.inf if rules.least_window_s(o) <= self.window_s * _ROUNDING else -math.inf
         period_s = self.window_s + rules.reward_s
         room_s, tail_s = (period_s - o.pause_s) * _ROUNDING, rules.tail_group * o.level.tau_s
-        wait_s = o.transfer_s if rules.overlapped else 0.0
+        wait_s = rules.wait_s(o)
         if wait_s + max(wait_s, tail_s) <= rules.eta * room_s:
             most = math.inf
         elif 2 * wait_s <= (rules.eta + 1) * room_s:

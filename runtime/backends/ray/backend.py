@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from planner.cluster import fleet_usd_per_h
 from runtime.backends.ray import cluster as ray_cluster
@@ -27,6 +27,7 @@ from runtime.telemetry.reading import Watch
 
 STALE_S = 3.0
 HUSH_S = 3.0
+ALLOT_S = 2.0  # for flow's status to show what it was told
 ABORT_S = 5.0  # for the end of a run that did not come to life
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class RayBackend:
         self._observer = Observer(world)
         self._executor = Executor(world, lambda: self._observer.flow, self._observer.flow_built, self._memory_back)
         self._finished = threading.Lock()
+        self._allotted_s = float("-inf")  # when flow was last told
         self._told: tuple[int, float | None] | None = None  # flow's pid and the price of the fleet it was told
 
     def start(self) -> None:
@@ -125,6 +127,15 @@ class RayBackend:
         if told[1] != (self._told[1] if self._told is not None and self._told[0] == pid else None):
             self._executor.tell("set_cost", told[1])
         self._told = told
+
+    def allot(self, slots: Mapping[str, int]) -> None:
+        """Told to flow, and again as long as its status shows something else: it may have been restarted."""
+        status, now = self._observer.status().value, time.monotonic()
+        if not isinstance(status, FlowStatus) or now - self._allotted_s < ALLOT_S:
+            return
+        if any(r.allotted != slots.get(r.replica) for r in status.replicas):
+            self._allotted_s = now
+            self._executor.tell("allot", dict(slots))
 
     def apply(self, step: Step) -> None:
         """Begin a step in a thread of its own unless it is under way."""

@@ -3,7 +3,7 @@ ledger and checkpoint. Ray has no memory of its own here, so nothing else is los
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from planner.record import replace
 from runtime.backends.ray.actors.host import in_words
@@ -92,6 +92,11 @@ class RevivingBackend:
             else:
                 break
         self._reviving = None
+
+    def allot(self, slots: Mapping[str, int]) -> None:
+        """Tell flow, unless there is none to be told."""
+        if self._reviving is None:
+            self._inner.allot(slots)
 
     def apply(self, step: Step) -> None:
         """Begin a step, unless there is no Ray to take it."""

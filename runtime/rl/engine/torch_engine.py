@@ -32,6 +32,7 @@ class TorchEngine:
 
     def __init__(self, config: DecoderConfig, spec: EngineSpec, read_generation: ReadGeneration) -> None:
         self.spec = spec
+        self._slots = spec.slots  # in use
         self._read = read_generation
         self._device = torch.device(spec.device)
         self._decoder = Decoder(config, DTYPES[spec.dtype]).to(self._device).requires_grad_(False).eval()
@@ -58,7 +59,7 @@ class TorchEngine:
         return self._digest
 
     def free_slots(self) -> int:
-        return max(0, self.spec.slots - len(self._running) - len(self._waiting))
+        return max(0, self._slots - len(self._running) - len(self._waiting))
 
     def held(self) -> tuple[SampleId, ...]:
         return tuple(self._by_id)
@@ -69,7 +70,7 @@ class TorchEngine:
         return EngineStats(
             running=len(self._running),
             waiting=len(self._waiting),
-            slots=self.spec.slots,
+            slots=self._slots,
             kv_used_share=min(1.0, used / self.spec.kv_tokens),
             decoded_tokens=self._decoded,
             prefill_tokens=self._prefilled,
@@ -79,6 +80,9 @@ class TorchEngine:
             update_receive_s=self._update.receive_s,
             update_bytes=self._update.bytes,
         )
+
+    def limit(self, slots: int | None) -> None:
+        self._slots = self.spec.slots if slots is None else min(slots, self.spec.slots)
 
     def add(self, leases: Sequence[Lease]) -> None:
         """Queue samples. A newer lease epoch of a held sample replaces it; the same or an older one is ignored.
@@ -169,7 +173,7 @@ class TorchEngine:
         new: list[Held] = []
         longest = max((h.limit for h in self._running), default=0)
         to_fill = 0
-        while self._waiting and len(self._running) + len(new) < self.spec.slots:
+        while self._waiting and len(self._running) + len(new) < self._slots:
             held = self._waiting[0]
             reason = held.finish(self.spec.eos_ids)
             if reason is not None:

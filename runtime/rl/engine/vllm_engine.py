@@ -31,6 +31,7 @@ class VllmEngine:
     def __init__(self, spec: VllmSpec, *, program: str = ENGINE, clock: Callable[[], float] = time.monotonic) -> None:
         """Takes seconds on a CPU, a minute and more on a GPU: returns when the engine has generated a token."""
         self.spec = spec
+        self._slots = spec.slots  # in use
         self._clock = clock
         self._process = EngineProcess(spec.plain(), start_s=spec.start_s, program=program, clock=clock)
         self.facts: Message = self._process.ready["facts"]
@@ -66,7 +67,7 @@ class VllmEngine:
         return self._process.group
 
     def free_slots(self) -> int:
-        return max(0, self.spec.slots - len(self._by_id))
+        return max(0, self._slots - len(self._by_id))
 
     def held(self) -> tuple[SampleId, ...]:
         return tuple(self._by_id)
@@ -78,7 +79,7 @@ class VllmEngine:
         return EngineStats(
             running=running,
             waiting=len(self._by_id) - running,
-            slots=self.spec.slots,
+            slots=self._slots,
             kv_used_share=(self._level["kv_used"] or 0.0) if self._by_id else 0.0,
             decoded_tokens=self._decoded,
             prefill_tokens=self._level["prefilled"],
@@ -88,6 +89,10 @@ class VllmEngine:
             update_receive_s=self._update.receive_s,
             update_bytes=self._update.bytes,
         )
+
+    def limit(self, slots: int | None) -> None:
+        self._slots = self.spec.slots if slots is None else min(slots, self.spec.slots)
+        self._process.send({"kind": "limit", "slots": self._slots})
 
     def add(self, leases: Sequence[Lease]) -> None:
         """Queue samples. A newer lease epoch of a held sample replaces it; the same or an older one is ignored."""

@@ -7,8 +7,9 @@ waiting for `on_change`, and calls `tick` about once a second.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from planner.errors import InvalidInput
 from planner.record import replace
 from runtime.rl.flow.evaluation import Evaluation
 from runtime.rl.flow.records import JsonLines
@@ -175,6 +176,14 @@ class Flow:
         """An incarnation is being started; older ones of that name lose their leases."""
         self._state.check_daemon(daemon_epoch)
         self._expect(replica, epoch)
+
+    def allot(self, daemon_epoch: int, slots: Mapping[str, int]) -> None:
+        """How many samples the plan in force has each replica decode at once, by name; told whole, and to replicas with their
+        next answer. Those that run beyond it end where they are."""
+        self._state.check_daemon(daemon_epoch)
+        if any(n < 1 for n in slots.values()):
+            raise InvalidInput("a replica needs a slot", got=dict(slots), expected=">= 1 each")
+        self._state.replicas.allot(slots)
 
     def forget_replica(self, daemon_epoch: int, replica: str, epoch: int, decoded_tokens: int | None = None) -> None:
         """An incarnation is gone for good: its samples go on elsewhere, and what it had decoded beyond the journal

@@ -1,6 +1,6 @@
 """The replicas flow knows: incarnations, orders, reported weights, measured speed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from planner.record import replace
 from runtime.policy.dispatch import ReplicaLoad, SpeedModel, first_ramp, next_ramp
@@ -23,6 +23,7 @@ class Replica:
         self.stats = EngineStats()
         self.speed = SpeedModel()
         self.ramp = 0
+        self.allotted: int | None = None  # slots that the plan gives it
         self.pid = 0
         self.refill_s: float | None = None  # from one of its exchanges to the answer of the next
         self.received = 0  # tokens that arrived from it
@@ -33,19 +34,24 @@ class Replica:
         """Name and incarnation, as in the ledger."""
         return self.name, self.epoch
 
+    @property
+    def slots(self) -> int:
+        """Samples it may decode at once; 0 until it told its limit. What it was just allotted counts before it knows."""
+        return self.stats.slots if self.allotted is None else min(self.stats.slots, self.allotted)
+
     def observe(self, request: ExchangeRequest, now_s: float) -> None:
         """Take over the levels of an exchange."""
         self.seen_s, self.synced = now_s, True
         self.version, self.digest, self.stats, self.pid = request.version, request.digest, request.stats, request.pid
         self.refill_s = request.refill_s
         self.speed = self.speed.observe(request.stats.decode_running, request.stats.decode_tokens_per_s)
-        if self.ramp == 0 and request.stats.slots:
-            self.ramp = first_ramp(request.stats.slots)
+        if self.ramp == 0 and self.slots:
+            self.ramp = first_ramp(self.slots)
 
     def load(self, leased: int) -> ReplicaLoad:
         """What dispatch needs to know."""
         return ReplicaLoad(
-            slots=self.stats.slots,
+            slots=self.slots,
             leased=leased,
             kv_used_share=self.stats.kv_used_share,
             speed=self.speed,
@@ -70,6 +76,7 @@ class Replica:
             last_exchange_age_s=now_s - self.seen_s,
             unflushed_tokens=max(0, self.stats.decoded_tokens - self.received),
             pid=self.pid,
+            allotted=self.allotted,
         )
 
 
@@ -80,6 +87,7 @@ class Replicas:
         """From the ledger: each is given a whole lease period to show up again."""
         self._ledger = ledger
         self._current: dict[str, Replica] = {}
+        self._allotted: Mapping[str, int] = {}
         for row in sorted(ledger.book.replicas.values(), key=lambda r: r.epoch):
             self._current.pop(
                 row.replica, None
@@ -109,8 +117,15 @@ class Replicas:
         if epoch < max(last, -1 if known is None else known.epoch) or (row is not None and row.forgotten):
             return None, None
         replica = Replica(name, epoch, now_s) if row is None else _restored(row, now_s)
+        replica.allotted = self._allotted.get(name)
         self._current[name] = replica
         return replica, known
+
+    def allot(self, slots: Mapping[str, int]) -> None:
+        """Slots by the replica's name, in place of all that was said before; those not named have their own limit."""
+        self._allotted = dict(slots)
+        for replica in self:
+            replica.allotted = self._allotted.get(replica.name)
 
     def drop_ghosts(self, now_s: float, after_s: float) -> None:
         """Forget, in memory only, those known from the ledger alone that never spoke since it was opened: they ended with

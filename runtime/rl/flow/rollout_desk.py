@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from planner.record import record, replace
 from runtime.errors import LedgerError
 from runtime.policy import dispatch
+from runtime.policy.dispatch import Home
 from runtime.policy.staleness import GroupView
 from runtime.rl.flow.evaluation import Evaluation, response_text
+from runtime.rl.flow.homes import Homes
 from runtime.rl.flow.replicas import Replica
 from runtime.rl.flow.state import FlowState
 from runtime.rl.ledger import GroupRow
@@ -240,17 +242,19 @@ class RolloutDesk:
         waiting = len(book.leasable) + admissible * state.settings.responses_per_prompt
         probes = self._grant_evaluation(replica, seq, waiting)
         load = self._load(replica)
-        others = [
-            self._load(r) for r in state.replicas
-            if r is not replica and self._routable(r) and r.stats.slots and r.synced
+        asking = [
+            r for r in state.replicas
+            if r is not replica and self._routable(r) and r.slots and r.synced
             and now_s - r.seen_s < state.limits.lease_s * FRESH
         ]  # fmt: skip
+        others = [self._load(r) for r in asking]
         wanted = dispatch.grant(load, others, waiting=waiting)
         if wanted <= 0:
             return probes
-        self._admit(wanted, admissible)
+        homes = Homes(book, replica.key, frozenset(r.key for r in asking))
+        self._admit(wanted, admissible, homes)
         self._look_at_groups()
-        found = self._candidates(replica, wanted)
+        found = self._candidates(replica, wanted, homes)
         strong = dispatch.is_strong(load, others)
         chosen = dispatch.choose([c for c, _ in found], wanted, strong=strong)
         leases = (self._lease(replica, found[index][1], seq) for index in chosen)
@@ -263,11 +267,16 @@ class RolloutDesk:
         rate = max(replica.stats.decode_tokens_per_s, load.tokens_per_s())
         return replace(load, ahead=dispatch.ahead(load.slots, rate, refill_s, self._state.expected_tokens))
 
-    def _admit(self, wanted: int, admissible: int) -> None:
-        """Admit groups, lazily: as many as this grant and a choice among them need."""
+    def _admit(self, wanted: int, admissible: int, homes: Homes) -> None:
+        """Admit groups, lazily: as many as this grant and a choice among them need. What is left of groups that others decode
+        does not count as long as a new group is due no later."""
         state, book = self._state, self._state.ledger.book
-        short = wanted - len(book.leasable)
+        theirs = [s for s in book.leasable if homes.of(s.group) is Home.ELSEWHERE]
+        short = wanted - (len(book.leasable) - len(theirs))
+        until = min((self._due(s.group) for s in theirs), default=-1)
         for _ in range(min(admissible, math.ceil(short / state.settings.responses_per_prompt))):
+            if len(book.leasable) >= wanted and book.next_slot // state.policy.prompts_per_step > until:
+                break
             item = state.task.prompt(book.frontier)
             group = GroupRow(
                 ordinal=book.frontier,
@@ -278,19 +287,29 @@ class RolloutDesk:
             )
             state.ledger.admit(group, state.settings.responses_per_prompt)
 
-    def _candidates(self, replica: Replica, wanted: int) -> list[tuple[dispatch.Candidate, SampleId]]:
-        """Leasable samples this replica may decode, oldest first."""
+    def _due(self, group: int) -> int:
+        """Step at which a live group is due."""
+        return self._state.ledger.book.groups[group].slot // self._state.policy.prompts_per_step
+
+    def _candidates(self, replica: Replica, wanted: int, homes: Homes) -> list[tuple[dispatch.Candidate, SampleId]]:
+        """Leasable samples this replica may decode, oldest first; of those left to others no more than it takes at most."""
         book = self._state.ledger.book
         found: list[tuple[dispatch.Candidate, SampleId]] = []
+        theirs = 0
         for sample in book.leasable:
-            if len(found) >= dispatch.WINDOW * wanted:
+            if len(found) - theirs >= dispatch.WINDOW * wanted:
                 break
+            home = homes.of(sample.group)
+            if home is Home.ELSEWHERE and theirs >= wanted:
+                continue
             if sample in replica.revoked or not self._may_lease(replica, sample):
                 continue
-            group = book.groups[sample.group]
-            due = group.slot // self._state.policy.prompts_per_step
-            length = len(group.prompt_tokens) + book.samples[sample].length
-            found.append((dispatch.Candidate(index=len(found), due=due, length=length), sample))
+            theirs += home is Home.ELSEWHERE
+            length = len(book.groups[sample.group].prompt_tokens) + book.samples[sample].length
+            candidate = dispatch.Candidate(
+                index=len(found), due=self._due(sample.group), length=length, group=sample.group, home=home
+            )
+            found.append((candidate, sample))
         return found
 
     def _look_at_groups(self) -> None:
@@ -363,6 +382,7 @@ class RolloutDesk:
             weights=stored,
             direct=None if published == stored else published,
             channel=self._state.channel,
+            slots=replica.allotted,
         )
 
     def _again(self, replica: Replica, request: ExchangeRequest) -> Exchange:

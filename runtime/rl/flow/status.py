@@ -99,14 +99,14 @@ class StatusReader:
         """Free slots of each replica that may be given work."""
         state = self._state
         return [
-            max(0, r.stats.slots - self._rollout.holds(r)) for r in state.replicas
-            if r.order == "serve" and r.verified and r.stats.slots
+            max(0, r.slots - self._rollout.holds(r)) for r in state.replicas
+            if r.order == "serve" and r.verified and r.slots
         ]  # fmt: skip
 
     def _idle_share(self) -> float:
         state = self._state
         free = self._serving()
-        slots = sum(r.stats.slots for r in state.replicas if r.order == "serve" and r.verified)
+        slots = sum(r.slots for r in state.replicas if r.order == "serve" and r.verified)
         if not free or state.ledger.book.leasable or state.admissible_groups() or state.closing:
             return 0.0
         return sum(free) / slots

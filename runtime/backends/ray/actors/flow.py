@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from runtime.backends.ray.actors.host import Broken, built, enter, level_of, resolve
@@ -138,6 +139,10 @@ class FlowActor:
     async def expect_replica(self, daemon_epoch: int, replica: str, epoch: int) -> None:
         """A replica is about to start."""
         self._flow.expect_replica(daemon_epoch, replica, epoch)
+
+    async def allot(self, daemon_epoch: int, slots: Mapping[str, int]) -> None:
+        """How many samples each replica decodes at once, by name."""
+        self._flow.allot(daemon_epoch, slots)
 
     async def forget_replica(self, daemon_epoch: int, replica: str, epoch: int, decoded_tokens: int | None) -> None:
         """A replica is gone; `decoded_tokens` by its own counter, flushed or not."""

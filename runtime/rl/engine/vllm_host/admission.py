@@ -49,6 +49,10 @@ class Admission:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def limit(self, slots: int) -> None:
+        """Another number of slots from now on. Those that run beyond it end where they are."""
+        self._slots = slots
+
     def add(self, request: Waiting) -> None:
         self._waiting[request.key] = request
 

@@ -67,6 +67,10 @@ class VllmCore:
             "weight_transfer": hasattr(config, "weight_transfer_config"),
         }
 
+    def limit(self, slots: int) -> None:
+        """Let in no more than so many at once; at most those that the scheduler was made for."""
+        self._admission.limit(slots)
+
     def add(self, key: int, tokens: list[int], max_tokens: int) -> None:
         """Queue a request that continues `tokens`; `admission` says when the scheduler gets it."""
         self._admission.add(Waiting(key, tokens, max_tokens))
