@@ -51,6 +51,10 @@ ASSUMED_TRAIN_FLOOR_S = 1.0e-3
 """A layer of a micro-batch: gradients of 30 layers took 0.110 s in the median, of which the model gives kernels 0.078."""
 ASSUMED_TRAIN_FIXED_S = 0.1
 """A turn: publication and flow's answers, 0.06 and more and about 0.04 s there. A checkpoint is not in it."""
+ASSUMED_TURN_S = 2.5e-3
+"""For which a decode step of a part waits while another part of its card has its turn. Two H200 took 0.58 s a step and one in halves
+0.80 s, of 62 decode steps each (docs/gpu.md); half the card for kernels explains 0.07 s of the 0.22, and this the rest. A trainer's
+kernels queue up and wait for no turn of their own."""
 
 OURS = "hexctl profile"  # how the provenance of our own engine's and trainer's rates begins
 
@@ -83,7 +87,9 @@ def calibrated(problem: Problem, calibration: Calibration, engine: str = "torch"
         else:
             card = replace(kind.undivided(), name=tables.kind, part_of="")
             found = _reached(problem, card, tables, engine)
-            kinds[name] = replace(found, name=name, part_of=kind.part_of).sharing(kind.card_share)
+            kinds[name] = _taking_turns(
+                problem, replace(found, name=name, part_of=kind.part_of).sharing(kind.card_share)
+            )
     if kinds == problem.cluster.kinds:
         return problem
     return replace(_with_kinds(problem, kinds), calibration=_with_own_rates(problem, kinds, calibration, engine))
@@ -137,8 +143,19 @@ def _slowed(problem: Problem, kind: DeviceKind, measured: str, rate: EngineRate)
     """Share of a measured card's rate that a part of it reaches; 1 where the rate is its own."""
     if kind.name == measured:
         return 1.0
-    whole = modelled_step_s(problem, kind.undivided(), problem.model, rate)
-    return whole / modelled_step_s(problem, kind, problem.model, rate)
+    alone = replace(kind.undivided(), decode_floor_s=kind.decode_floor_s - _turn_floor_s(problem, kind))
+    return modelled_step_s(problem, alone, problem.model, rate) / modelled_step_s(problem, kind, problem.model, rate)
+
+
+def _taking_turns(problem: Problem, kind: DeviceKind) -> DeviceKind:
+    """A part of a card with what its decode steps wait for the others' turns, where that was not measured; others as they are."""
+    return replace(kind, decode_floor_s=kind.decode_floor_s + _turn_floor_s(problem, kind))
+
+
+def _turn_floor_s(problem: Problem, kind: DeviceKind) -> float:
+    """Of a layer; `rollout_efficiency` divides whole steps, the floor with them."""
+    others = round(1 / kind.card_share) - 1 if kind.part_of else 0
+    return others * ASSUMED_TURN_S / problem.model.layers * kind.rollout_efficiency
 
 
 def assumed(problem: Problem, engine: str = "torch") -> Problem:
@@ -156,6 +173,7 @@ def assumed(problem: Problem, engine: str = "torch") -> Problem:
         )
         for name, kind in problem.cluster.kinds.items()
     }
+    kinds = {name: _taking_turns(problem, kind) for name, kind in kinds.items()}
     return problem if kinds == problem.cluster.kinds else _with_kinds(problem, kinds)
 
 
