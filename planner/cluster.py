@@ -124,6 +124,12 @@ def part_name(kind: str, parts: int) -> str:
     return kind if parts == 1 else f"{kind} 1/{parts}"
 
 
+def whole_of(name: str) -> tuple[str, int]:
+    """(kind of the cards, parts) of a kind: what `part_name` was made of."""
+    kind, slash, parts = name.rpartition(" 1/")
+    return (kind, int(parts)) if slash and parts.isdigit() else (name, 1)
+
+
 @record
 class Device:
     """One accelerator. `id` is its identity for ever (a GPU's UUID); `index` is for display only."""

@@ -14,7 +14,7 @@ from planner import Budget, Feasible, solve, violations
 from planner.calibrated import ASSUMED_TURN_S, assumed, calibrated, rates_from
 from planner.calibration import Calibration, EngineRate, TrainerRate
 from planner.catalogue import CATALOGUE
-from planner.cluster import Cluster, Device, DeviceKind, part_name
+from planner.cluster import Cluster, Device, DeviceKind, part_name, whole_of
 from planner.cost.context import context_of
 from planner.cost.decode import ReplicaShape, decode_step_s, prefill_s
 from planner.cost.model import CostModel
@@ -194,3 +194,5 @@ def test_with_nothing_measured_the_step_on_parts_is_predicted_as_well_as_that_of
 def test_names_of_parts() -> None:
     assert (part_name("H200", 1), part_name("H200", 2)) == ("H200", HALF)
     assert CATALOGUE["H200"].in_parts(2).name == HALF
+    for card, parts in (("H200", 1), ("H200", 8), ("A100 40GB", 2), ("my card 1/x", 1)):
+        assert whole_of(part_name(card, parts)) == (card, parts)
