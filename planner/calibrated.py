@@ -51,6 +51,10 @@ ASSUMED_TRAIN_FLOOR_S = 1.0e-3
 """A layer of a micro-batch: gradients of 30 layers took 0.110 s in the median, of which the model gives kernels 0.078."""
 ASSUMED_TRAIN_FIXED_S = 0.1
 """A turn: publication and flow's answers, 0.06 and more and about 0.04 s there. A checkpoint is not in it."""
+ASSUMED_TURN_S = 2.5e-3
+"""For which a decode step of a part waits while another part of its card has its turn. Two H200 took 0.58 s a step and one in halves
+0.80 s, of 62 decode steps each (docs/gpu.md); half the card for kernels explains 0.07 s of the 0.22, and this the rest. A trainer's
+kernels queue up and wait for no turn of their own."""
 
 OURS = "hexctl profile"  # how the provenance of our own engine's and trainer's rates begins
 
@@ -71,40 +75,87 @@ def calibrated(problem: Problem, calibration: Calibration, engine: str = "torch"
     `engine`: what generates, as `EngineRate.engine` names it; rates of another one say nothing of it."""
     kinds = dict(problem.cluster.kinds)
     for name, kind in kinds.items():
-        tables = calibration.of(kind.base)
+        tables = _tables_of(problem, kind, calibration, engine)
         if tables is None or (tables.provenance.how == "paced") != kind.paced:
             continue  # a paced device never has a card's figures, nor a card those of a paced device
         if not tables.provenance.source.startswith(OURS):
             continue  # of another engine
-        whole = kind.whole()
-        found = _paced(problem, whole, tables) if kind.paced else _reached(problem, whole, tables, engine)
-        kinds[name] = found.at(kind.slow_share, name) if kind.slow_of else found
+        if kind.paced:
+            kinds[name] = _paced(problem, kind, tables)
+        elif tables.kind == name:  # of a part beside the others: how they share the card is in its rates
+            kinds[name] = _reached(problem, kind.undivided(), tables, engine)
+        else:
+            card = replace(kind.undivided(), name=tables.kind, part_of="")
+            found = _reached(problem, card, tables, engine)
+            kinds[name] = _taking_turns(
+                problem, replace(found, name=name, part_of=kind.part_of).sharing(kind.card_share)
+            )
     if kinds == problem.cluster.kinds:
         return problem
     return replace(_with_kinds(problem, kinds), calibration=_with_own_rates(problem, kinds, calibration, engine))
+
+
+def rates_from(problem: Problem, calibration: Calibration | None, engine: str) -> Mapping[str, str]:
+    """By kind of the problem's devices: the kind in whose tables `calibrated` finds rates of ours; absent without any."""
+    found = {
+        name: None if calibration is None else _tables_of(problem, kind, calibration, engine)
+        for name, kind in problem.cluster.kinds.items()
+    }
+    return {
+        n: t.kind for n, t in found.items() if t and t.provenance.source.startswith(OURS) and (t.engine or t.trainer)
+    }
+
+
+def _tables_of(problem: Problem, kind: DeviceKind, calibration: Calibration, engine: str) -> KindTables | None:
+    """The tables of a kind: of a part of a card its own where both roles were measured on parts, beside each other, else the
+    card's."""
+    mine = calibration.of(kind.name)
+    if not kind.part_of:
+        return mine
+    own = None if mine is None else own_rates(problem, mine, engine)
+    return mine if own is not None and own.engine and own.trainer else calibration.of(kind.part_of)
 
 
 def _with_own_rates(
     problem: Problem, kinds: Mapping[str, DeviceKind], calibration: Calibration, engine: str
 ) -> Calibration | None:
     """What the problem has of kernels, and the decode rates of its own model: where floor and efficiency do not meet those, the
-    step is corrected at and near their batches (`Rates.engine_fix`). That is of steps at efficiency 1, so they are brought to it."""
+    step is corrected at and near their batches (`Rates.engine_fix`). That is of steps at efficiency 1, so they are brought to it,
+    and those of a card, told of a part of it, to what the part gets."""
     kept = problem.calibration or Calibration()
     found: list[KindTables] = []
-    for tables in calibration.kinds:
-        kind = next((k for k in kinds.values() if k.base == tables.kind), None)
-        if kind is None or kind.paced or not tables.provenance.source.startswith(OURS):
+    for name, kind in kinds.items():
+        tables = _tables_of(problem, kind, calibration, engine)
+        if tables is None or kind.paced or not tables.provenance.source.startswith(OURS):
             continue
-        reached = kind.rollout_efficiency / kind.slow_share
         own = tuple(
-            replace(r, tokens_per_s=r.tokens_per_s / reached)
+            replace(r, tokens_per_s=r.tokens_per_s / kind.rollout_efficiency * _slowed(problem, kind, tables.kind, r))
             for r in own_rates(problem, tables, engine).engine
             if r.phase == "decode"
         )
         if own:
-            old = kept.of(tables.kind) or KindTables(kind=tables.kind, provenance=tables.provenance)
+            old = kept.of(name) or KindTables(kind=name, provenance=tables.provenance)
             found.append(replace(old, engine=own))
     return kept.merged(Calibration(kinds=tuple(found))) if found else problem.calibration
+
+
+def _slowed(problem: Problem, kind: DeviceKind, measured: str, rate: EngineRate) -> float:
+    """Share of a measured card's rate that a part of it reaches; 1 where the rate is its own."""
+    if kind.name == measured:
+        return 1.0
+    alone = replace(kind.undivided(), decode_floor_s=kind.decode_floor_s - _turn_floor_s(problem, kind))
+    return modelled_step_s(problem, alone, problem.model, rate) / modelled_step_s(problem, kind, problem.model, rate)
+
+
+def _taking_turns(problem: Problem, kind: DeviceKind) -> DeviceKind:
+    """A part of a card with what its decode steps wait for the others' turns, where that was not measured; others as they are."""
+    return replace(kind, decode_floor_s=kind.decode_floor_s + _turn_floor_s(problem, kind))
+
+
+def _turn_floor_s(problem: Problem, kind: DeviceKind) -> float:
+    """Of a layer; `rollout_efficiency` divides whole steps, the floor with them."""
+    others = round(1 / kind.card_share) - 1 if kind.part_of else 0
+    return others * ASSUMED_TURN_S / problem.model.layers * kind.rollout_efficiency
 
 
 def assumed(problem: Problem, engine: str = "torch") -> Problem:
@@ -122,6 +173,7 @@ def assumed(problem: Problem, engine: str = "torch") -> Problem:
         )
         for name, kind in problem.cluster.kinds.items()
     }
+    kinds = {name: _taking_turns(problem, kind) for name, kind in kinds.items()}
     return problem if kinds == problem.cluster.kinds else _with_kinds(problem, kinds)
 
 

@@ -7,6 +7,10 @@ from collections.abc import Iterable, Mapping
 from planner.errors import InvalidInput
 from planner.record import record, replace
 
+# Over host memory, as NCCL takes no card twice: 269 MB of weights came to the other part in 0.11 s while it generated
+# (docs/gpu.md), 0.45 of this, which is what weights sent straight reach of any link (`Assumptions.direct_efficiency`).
+PART_LINK_BYTES_PER_S = 5.4e9
+
 
 def _positive(owner: str, **values: float | None) -> None:
     for name, value in values.items():
@@ -40,13 +44,19 @@ class DeviceKind:
     checkpoint_s: float = 0.0  # of that, what checkpoints come to, in the mean over steps
     source: str = ""  # where the figures come from
     paced: bool = False  # real work on a CPU at a declared speed
-    slow_of: str = ""  # the kind whose devices these are, where they are a part of it that runs slower
-    slow_share: float = 1.0  # of that kind's speed; it is in both efficiencies
+    slow_of: str = ""  # the kind whose devices these are, where they run slower than others of it
+    part_of: str = ""  # the kind of the cards that these devices take turns on
+    card_share: float = 1.0  # of such a card's speed that kernels get; it is in peak_flops and hbm_bytes_per_s
+
+    @property
+    def measured_as(self) -> str:
+        """The kind whose measured rates hold for this one: itself, or that of which it is slow."""
+        return self.slow_of or self.name
 
     @property
     def base(self) -> str:
-        """The kind whose curves, measured tables and links hold for this one: itself, or that of which it is a slow part."""
-        return self.slow_of or self.name
+        """The kind of card: its curves, kernels and links hold for parts of it and for slow ones."""
+        return self.part_of or self.measured_as
 
     def at(self, share: float, name: str) -> "DeviceKind":
         """The same at a share of its speed, under a name of its own: figures, curves, tables and links stay those of the kind."""
@@ -55,24 +65,36 @@ class DeviceKind:
             name=name,
             train_efficiency=self.train_efficiency * share,
             rollout_efficiency=self.rollout_efficiency * share,
-            slow_of=self.base,
-            slow_share=self.slow_share * share,
-        )
-
-    def whole(self) -> "DeviceKind":
-        """The kind that this is a slow part of, as far as it is known here; itself where it is none."""
-        return (
-            self if not self.slow_of else replace(self.at(1 / self.slow_share, self.base), slow_of="", slow_share=1.0)
+            slow_of=self.measured_as,
         )
 
     def in_parts(self, parts: int) -> "DeviceKind":
-        """What one of `parts` users of a card has that take turns on it: an equal part of its memory, its speed and its price."""
+        """What one of `parts` users of a card has that take turns on it: an equal part of its memory and its price, and of its speed
+        what is sure while all have work for it. What the host does takes no longer for that: floors and launches stay as they are.
+        Parts of one card reach each other over the host's memory.
+        """
         price = self.price_usd_per_h
         return replace(
-            self.at(1 / parts, f"{self.name} 1/{parts}"),
+            self.sharing(1 / parts),
+            link_bytes_per_s=min(self.link_bytes_per_s, PART_LINK_BYTES_PER_S),
+            name=part_name(self.name, parts),
+            part_of=self.name,
             memory_bytes=self.memory_bytes / parts,
             price_usd_per_h=None if price is None else price / parts,
         )
+
+    def sharing(self, share: float) -> "DeviceKind":
+        """The same with so much of the card for its kernels."""
+        return replace(
+            self,
+            peak_flops=self.peak_flops * share,
+            hbm_bytes_per_s=self.hbm_bytes_per_s * share,
+            card_share=self.card_share * share,
+        )
+
+    def undivided(self) -> "DeviceKind":
+        """The same with the whole card for its kernels."""
+        return self if self.card_share == 1 else replace(self.sharing(1 / self.card_share), card_share=1.0)
 
     def __post_init__(self) -> None:
         _positive(
@@ -85,7 +107,7 @@ class DeviceKind:
             rollout_efficiency=self.rollout_efficiency,
             prefill_efficiency=self.prefill_efficiency,
             recompute_efficiency=self.recompute_efficiency,
-            slow_share=self.slow_share,
+            card_share=self.card_share,
         )
         _positive(f"kind {self.name!r}", swap_s=self.swap_s)
         if self.price_usd_per_h is not None and self.price_usd_per_h < 0:
@@ -95,6 +117,17 @@ class DeviceKind:
         for field in ("launch_s", "decode_floor_s", "train_floor_s", "train_fixed_s", "checkpoint_s"):
             if getattr(self, field) < 0:
                 raise InvalidInput(f"kind {self.name!r}.{field} is negative", got=getattr(self, field), expected=">= 0")
+
+
+def part_name(kind: str, parts: int) -> str:
+    """The kind of the devices that cards of a kind are in so many parts."""
+    return kind if parts == 1 else f"{kind} 1/{parts}"
+
+
+def whole_of(name: str) -> tuple[str, int]:
+    """(kind of the cards, parts) of a kind: what `part_name` was made of."""
+    kind, slash, parts = name.rpartition(" 1/")
+    return (kind, int(parts)) if slash and parts.isdigit() else (name, 1)
 
 
 @record
@@ -150,7 +183,7 @@ class Cluster:
     The link between devices a and b is, first match wins: same node -> the kind's own `link_bytes_per_s` (the slower
     of the two kinds); same region and same kind -> `same_kind`; same region -> `cross_kind`; else the entry of
     `regions` for the (sorted) pair, else `cross_region`. A pair of regions has one link for both directions. Slow devices of a
-    kind are of that kind here.
+    kind and parts of its cards are of that kind here.
     """
 
     kinds: Mapping[str, DeviceKind]

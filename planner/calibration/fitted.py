@@ -21,6 +21,7 @@ def curves_with(kind: DeviceKind, calibration: Calibration | None) -> Curves | N
     None for a name that is neither in the catalogue nor calibrated: the assumptions hold. A calibrated name that the catalogue
     lacks starts from the reference kinds. Simulated and paced points are points too; their label stays in the provenance.
     """
+    kind = kind.undivided()  # kernels of parts are those of the card, for a share of its time (`planner.cost.rates`)
     base = curves_of(kind.base, kind.peak_flops, kind.hbm_bytes_per_s)
     tables = calibration.of(kind.base) if calibration is not None and kind.base not in _NO_GPU else None
     if tables is None or (base is None and not (tables.gemm or tables.prefill or tables.decode)):

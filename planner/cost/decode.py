@@ -79,8 +79,9 @@ def _kernels_s(ctx: Context, shape: ReplicaShape, batch: float) -> float:
         reduce = ring_s(local_link(ctx.cluster, kind), hidden, shape.tp, 2, ctx.a)
     layer = rates.decode_layer_s(kind, model, shape.tp, batch, ctx.m.context) + 2 * reduce
     layer = max(layer - ctx.a.graph_credit_s, layer / 2)  # a small layer is not all launch
-    layer += kind.decode_floor_s
-    stage = layers * layer + rates.head_s(kind, model, shape.tp, batch) / shape.pp + batch * ctx.a.host_s_per_sample
+    card_s = layers * layer + rates.head_s(kind, model, shape.tp, batch) / shape.pp
+    # What the host does takes no longer where others use the card too.
+    stage = card_s / kind.card_share + layers * kind.decode_floor_s + batch * ctx.a.host_s_per_sample
     if shape.pp > 1:
         stage += send_s(ctx.cluster.same_kind.bulk(), hidden, ctx.a)
     return shape.pp * stage

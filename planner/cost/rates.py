@@ -1,7 +1,8 @@
 """Rates of a kind by its measured curves, drawn once per (kind, model, TP) and looked up afterwards.
 
 Kinds of the catalogue have curves unless they are paced, a CPU, or the user's own name; for all others the formula of
-`planner.cost.flops` with its assumptions holds. A kind's own `train_efficiency` multiplies either.
+`planner.cost.flops` with its assumptions holds. A kind's own `train_efficiency` multiplies either. Curves are of whole cards:
+kernels of a kind whose devices take turns on one get its `card_share` of them.
 """
 
 import math
@@ -40,17 +41,21 @@ class Rates:
         return self._curves[name]
 
     def product_rate(self, kind: DeviceKind, model: ModelSpec, tp: int, rows: ArrayLike) -> Array:
-        """FLOP/s of one device on the products of a layer of `rows` tokens.
+        """FLOP/s that one device gets on the products of a layer of `rows` tokens.
 
         Never falling with rows, though measured kernels dip in places: bounds of the search count on it, and a trainer may
         split its rows.
         """
         table, _ = self._product_table(kind, model, tp)
-        out: Array = np.exp2(np.interp(np.log2(np.maximum(rows, 1.0)), _LOG2_ROWS, table))
+        out: Array = np.exp2(np.interp(np.log2(np.maximum(rows, 1.0)), _LOG2_ROWS, table)) * kind.card_share
         return out
 
     def product_rate_of(self, kind: DeviceKind, model: ModelSpec, tp: int, rows: float) -> float:
         """`product_rate` of one number of rows: the same interpolation without arrays, which the search asks for often."""
+        return self._product_rate_of(kind, model, tp, rows) * kind.card_share
+
+    def _product_rate_of(self, kind: DeviceKind, model: ModelSpec, tp: int, rows: float) -> float:
+        """That of the whole card."""
         _, steps = self._product_table(kind, model, tp)
         x = min(max(0.0, 2 * math.log2(max(rows, 1.0))), len(steps) - 1.0)
         i = min(int(x), len(steps) - 2)
@@ -70,21 +75,22 @@ class Rates:
         return self._products[key]
 
     def attention_rate(self, kind: DeviceKind, model: ModelSpec, tp: int, tokens: float) -> float:
-        """FLOP/s of one device on causal attention over sequences of `tokens`."""
+        """FLOP/s that one device gets on causal attention over sequences of `tokens`."""
         key = (kind.name, model, tp, tokens)
         if key not in self._attention:
             curves = self.curves(kind)
             assert curves is not None, "asked only where there are curves"
             flops = 2 * tokens**2 * model.heads / tp * model.head_dim
             self._attention[key] = flops / float(prefill_attention_s(curves, model, 4, tokens, tp)) * 4
-        return self._attention[key]
+        return self._attention[key] * kind.card_share
 
     def engine_fix(
         self, kind: DeviceKind, model: ModelSpec, tp: int, pp: int, modelled: Callable[[EngineRate], float]
     ) -> Correction | None:
         """Measured over modelled seconds of a decode step, by running samples; None where the engine was not measured with a
-        model of that size (within 2 %) on that shape. `modelled` gives tokens/s at a point."""
-        tables = None if self.calibration is None or kind.paced else self.calibration.of(kind.base)
+        model of that size (within 2 %) on that shape. `modelled` gives tokens/s at a point. Of parts of a card only what was
+        measured on parts."""
+        tables = None if self.calibration is None or kind.paced else self.calibration.of(kind.measured_as)
         if tables is None or not tables.engine:
             return None
         key = (kind.name, model, tp, pp)
@@ -99,15 +105,15 @@ class Rates:
         return self._engines[key]
 
     def decode_layer_s(self, kind: DeviceKind, model: ModelSpec, tp: int, batch: float, context: float) -> float:
-        """Seconds of one layer for one new token of each of `batch` samples, all-reduces apart."""
+        """Seconds of a card for one layer for one new token of each of `batch` samples, all-reduces apart."""
         curves = self.curves(kind)
         assert curves is not None, "asked only where there are curves"
         flops = 2 * batch * sum(n * k for n, k in products(model, tp))
         attention = decode_attention_s(curves, model, batch, context, tp=tp, kv_bytes=model.dtype_bytes)
-        return flops / self.product_rate_of(kind, model, tp, batch) + float(attention)
+        return flops / self._product_rate_of(kind, model, tp, batch) + float(attention)
 
     def head_s(self, kind: DeviceKind, model: ModelSpec, tp: int, rows: float) -> float:
-        """Seconds of the vocabulary projection on one device of a TP group."""
+        """Seconds of a card of a TP group for the vocabulary projection."""
         curves = self.curves(kind)
         assert curves is not None, "asked only where there are curves"
         return float(head_s(curves, model, rows, tp))

@@ -6,9 +6,9 @@ from typing import Literal
 
 from planner.cluster import Cluster, Device, DeviceKind, Link
 from planner.record import record, replace
-from runtime.backends.cards import part_ids
 from runtime.backends.gpu_kinds import HOST, gpu_kind, host_kind
 from runtime.backends.ray.locks import owner
+from runtime.cards import divided, parts_by_default
 from runtime.config.problem import cluster_from_config, link_from
 from runtime.config.schema import Config
 from runtime.errors import FleetError, RunError
@@ -17,8 +17,6 @@ from runtime.telemetry.reading import GpuReading, Report
 from runtime.telemetry.visible import visible
 
 _LINK = Link(latency_s=1e-5, bytes_per_s=1.25e10)  # between nodes; one machine has none
-# Between parts of a card: over host memory, since NCCL takes no card twice. 269 MB took 0.11 s beside generation (docs/gpu.md).
-PART_LINK_BYTES_PER_S = 2.5e9
 Label = Literal["gpu", "cpu", "paced", "mixed"]
 
 
@@ -114,12 +112,12 @@ def of_cards(
     """The cards, in parts where the configuration says so or one of them has to do all. A run that has cards goes by those: a
     card that became free since must not change what its devices are called."""
     mine = [g for g in free if own_run is not None and owner_of(g.id) == own_run] or free
-    parts = config.fleet.gpu_parts or (2 if len(mine) == 1 else 1)
+    parts = config.fleet.gpu_parts or parts_by_default(len(mine))
     if parts > 1:
         whose = "the GPU counts as" if len(free) == 1 else "each GPU counts as"
-        extra = f"{whose} {parts} devices that take turns on it, each with 1/{parts} of its memory and, at worst, of its speed"
+        extra = f"{whose} {parts} devices that take turns on it, each with 1/{parts} of its memory and, while all compute, of its speed"
         notes = (*notes, extra)
-    return Discovery(cluster=_cluster(config, free, parts=parts), label="gpu", notes=notes)
+    return Discovery(cluster=divided(_cluster(config, free), parts), label="gpu", notes=notes)
 
 
 def _free(report: Report, own_run: str | None) -> tuple[tuple[GpuReading, ...], tuple[str, ...]]:
@@ -161,21 +159,14 @@ def _cpu(config: Config) -> Discovery:
     return Discovery(cluster=_cluster(config, (), cpus=2), label="cpu", notes=(note,))
 
 
-def _cluster(config: Config, gpus: Sequence[GpuReading], cpus: int = 0, parts: int = 1) -> Cluster:
-    """Kinds from the catalogue by the driver's name of the card, figures and prices from the configuration first. With `parts`
-    above 1 every card is that many devices of a kind that is so much of the card's."""
+def _cluster(config: Config, gpus: Sequence[GpuReading], cpus: int = 0) -> Cluster:
+    """Kinds from the catalogue by the driver's name of the card, figures and prices from the configuration first."""
     kinds: dict[str, DeviceKind] = {}
     devices: list[Device] = []
     for gpu in gpus:
-        kind = gpu_kind(gpu, config)
-        kind = _priced(kind, config.fleet.prices)
-        if parts > 1:
-            kind = replace(kind.in_parts(parts), link_bytes_per_s=PART_LINK_BYTES_PER_S)
+        kind = _priced(gpu_kind(gpu, config), config.fleet.prices)
         kinds[kind.name] = kind
-        devices += [
-            Device(id=id_, kind=kind.name, node="n0", index=len(devices) + i)
-            for i, id_ in enumerate(part_ids(gpu.id, parts))
-        ]
+        devices.append(Device(id=gpu.id, kind=kind.name, node="n0", index=len(devices)))
     if cpus:
         kinds[HOST] = _priced(host_kind(config), config.fleet.prices)
     devices += [Device(id=f"cpu-n0-{i}", kind=HOST, node="n0", index=i) for i in range(cpus)]

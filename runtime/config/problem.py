@@ -12,6 +12,7 @@ from planner.plan import Plan
 from planner.problem import AttentionKernel, Capabilities, Problem
 from planner.record import replace
 from planner.workload import Lengths, Workload
+from runtime.cards import divided
 from runtime.config.schema import Config, DeviceSection, FarLinkSection, KindSection, LinkSection, RegionsSection
 from runtime.errors import ConfigError
 
@@ -54,7 +55,8 @@ def cluster_from_config(config: Config) -> Cluster:
                 "price of an unknown kind", where=f"fleet.prices.{name}", got=name, expected=", ".join(kinds)
             )
     devices, host_memory = _devices(sections, fleet.source)
-    return Cluster(
+    described = fleet.source in ("declared", "simulated")  # elsewhere parts are of the GPUs that are found
+    whole = Cluster(
         kinds=kinds,
         devices=devices,
         host_memory_bytes=host_memory,
@@ -64,6 +66,7 @@ def cluster_from_config(config: Config) -> Cluster:
         regions=_regions(fleet.regions, {s.region for s in sections}),
         intra_node_latency_s=fleet.intra_node_latency,
     )
+    return divided(whole, fleet.gpu_parts or 1) if described else whole
 
 
 def problem_from_config(
@@ -133,7 +136,7 @@ def runtime_capabilities(config: Config, cluster: Cluster) -> Capabilities:
     if most is None and any(k.paced or k.name == HOST_CPU for k in cluster.kinds.values()):
         most = 1
     tp = config.rollout.max_tp if config.rollout.engine == "vllm" else 1
-    if any(k.slow_of for k in cluster.kinds.values()):  # cards in parts: NCCL takes no card twice
+    if any(k.part_of for k in cluster.kinds.values()):  # cards in parts: NCCL takes no card twice
         most = tp = 1
     return replace(
         Capabilities.single_device_roles(),

@@ -301,7 +301,7 @@ class FleetSection(Section):
         ge=1,
         le=8,
         description="devices that a GPU counts as: they take turns on it, each with its part of the memory; "
-        "default: 2 where one GPU alone is free, else 1",
+        "default: 2 where one GPU alone is free, else 1 (1 of declared devices)",
     )
     pacing: Path | None = Field(None, description="paced: file with the declared speeds, read by the devices only")
     intra_node_latency: Seconds = Field(1e-5, validate_default=True, description="one way, inside a machine")

@@ -2,11 +2,13 @@
 
 from typing import Literal
 
+from planner.cluster import part_name
 from planner.record import record
+from runtime.cards import parts_by_default
 
 Part = Literal[
     "gemm", "copy", "prefill", "decode", "host_links", "peer", "collectives", "engine", "trainer", "paced",
-    "run_trainer", "run_engine",
+    "run_trainer", "run_engine", "run_beside",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -23,6 +25,7 @@ PACED_S, QUICK_PACED_S = 12.0, 5.0  # of one kind: three batches, prefill and th
 RUN_TRAINER_S, QUICK_RUN_TRAINER_S = 20.0, 8.0
 RUN_ENGINE_S, QUICK_RUN_ENGINE_S = 10.0, 6.0
 COMPILE_S, CPU_START_S = 25.0, 4.0
+AGAIN_S = 10.0  # the trainer built anew where both share a card: it compiles while the engine comes up
 ENGINE_START_S = {"torch": 2.0, "vllm": 85.0, "vllm-eager": 75.0}
 
 _GPU_GEMM: tuple[Shape, ...] = tuple(
@@ -73,6 +76,7 @@ class OwnRun:
     engine: str  # as rates name it
     params: float
     cpu_kind: str = "host-cpu"  # what its configuration calls the CPU
+    parts: int | None = None  # devices that each card counts as; None: as many as a run makes of them by itself
 
 
 @record
@@ -206,22 +210,33 @@ def _engine(kind: str, card: int, models: tuple[str, ...], order: Order) -> list
 
 
 def _run(run: OwnRun, machine: Machine, names: tuple[str, ...], cards: dict[str, int], order: Order) -> list[Item]:
-    """The run's trainer and engine on each kind; on two cards of a kind each has its own, as in the run."""
+    """The run's trainer and engine on each kind; on two cards of a kind each has its own, as in the run. Where they share a card or
+    the CPU both come as one item."""
     gpu = bool(machine.cards)
-    before = COMPILE_S if gpu else 3 * CPU_START_S
+    parts = (run.parts or parts_by_default(len(machine.cards))) if gpu else 1
     start = ENGINE_START_S[run.engine] if gpu or run.engine != "torch" else CPU_START_S
+    trainer_s = QUICK_RUN_TRAINER_S if order.quick else RUN_TRAINER_S
+    engine_s = QUICK_RUN_ENGINE_S if order.quick else RUN_ENGINE_S
     out: list[Item] = []
     for kind in names:
         first = cards.get(kind, 0)
         alike = [i for i, c in enumerate(machine.cards) if c.kind == kind]
-        if 18 * run.params < (machine.cards[first].memory_bytes if gpu else float("inf")):
-            seconds = before + (QUICK_RUN_TRAINER_S if order.quick else RUN_TRAINER_S)
-            what = f"the run's trainer, {run.model}"
-            out.append(Item(part="run_trainer", kind=kind, card=first, model=run.model, what=what, seconds=seconds))
-        seconds = start + (QUICK_RUN_ENGINE_S if order.quick else RUN_ENGINE_S)
-        what = f"the run's engine, {run.engine}, {run.model}"
-        card = (alike or [0])[-1]
-        out.append(Item(part="run_engine", kind=kind, card=card, model=run.model, what=what, seconds=seconds))
+        trained = 18 * run.params < (machine.cards[first].memory_bytes / parts if gpu else float("inf"))
+
+        def item(part: Part, who: str, card: int, seconds: float, name: str = kind) -> Item:
+            what = f"the run's {who}, {run.model}"
+            return Item(part=part, kind=name, card=card, model=run.model, what=what, seconds=seconds)
+
+        if trained and (parts > 1 or not gpu):
+            seconds = start + trainer_s + engine_s + (AGAIN_S if gpu else 3 * CPU_START_S)
+            who = f"trainer and engine beside each other, {run.engine}"
+            out.append(item("run_beside", who, first, seconds, part_name(kind, parts)))
+            continue
+        if parts > 1:
+            continue  # an optimiser that does not fit a part: nothing runs there
+        if trained:
+            out.append(item("run_trainer", "trainer", first, COMPILE_S + trainer_s))
+        out.append(item("run_engine", f"engine, {run.engine}", (alike or [0])[-1], start + engine_s))
     return out
 
 

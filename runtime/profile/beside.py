@@ -1,65 +1,275 @@
-"""`python -m runtime.profile.beside engine|trainer CONFIG.json FOLDER`: a run's other role at work until stdin ends.
+"""A run's engine and trainer on parts of one card, or on one machine's CPU: each measured while the other works, as in the run.
 
-The devices of a CPU share its cores, so what a role does on one depends on what the other does meanwhile: each is measured beside
-the other. Says "ready" once it works.
+The trainer is measured in this process beside an engine that always has samples to decode. Then the engine is measured beside a
+trainer that begins a turn as often as the engine has made a batch, as it does where generation is the limit; where training is, it
+never waits, and what was measured of it beside a busy engine is on the cautious side.
+
+`python -m runtime.profile.beside CONFIG.json FOLDER TASK.json` is the engine's process: it works from its first token on, measures
+when a line comes, and ends with its standard input. It tells everything as lines of JSON.
 """
 
 import contextlib
+import dataclasses
+import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import IO, Any
 
+import torch
+
+from planner.calibration import Calibration, KindTables, Provenance, decode, encode
+from planner.errors import HexError
+from planner.record import record
 from runtime.config.schema import Config
+from runtime.errors import RunError
+from runtime.profile import own
 from runtime.profile.scratch import scratch_prefix
+from runtime.profile.steady import Course, OneGeneration, Turn, drive
+from runtime.profile.turns import WARM_TURNS
+from runtime.rl.types import WeightsRef
 
-READY_S = 30.0
+START_S = own.START_S + 30.0  # until the engine has made its first tokens
+LATE_S = 60.0  # beyond its seconds, after which an engine is given up
+FIRST_S, WORK_S = 0.5, 5.0  # of decoding before it says that it works, and from one word of its speed to the next
+POLL_S = 0.05
+
+Stop = Callable[[], bool]
+
+
+@record
+class EngineTask:
+    """What the engine's process is told beside the configuration."""
+
+    seconds: float  # of measuring
+    quick: bool
+    card: str = ""  # UUID of the GPU; "": the CPU
+    parts: int = 1  # of the card
+
+
+def measured_beside(
+    config: Config, device: torch.device, task: EngineTask, *, trainer_s: float, stop: Stop, folder: Path
+) -> dict[str, tuple[Any, ...]]:
+    """Points of both roles by table. `device`: the trainer's; `folder`: on the disk that the run writes to. RunError where one of the
+    two does not come up."""
+    with _part_of(device, task.parts), engine_at_work(config, task, folder) as engine:
+        if device.type == "cuda":  # compiles while the engine comes up
+            turns = _Counted()
+            own.train_until(config, device, folder, lambda: stop() or turns.count > WARM_TURNS, begins=turns)
+        engine.wait_ready(stop)
+        trainer = own.run_trainer_rates(config, device, seconds=trainer_s, quick=task.quick, stop=stop, folder=folder)
+        if stop():
+            return {}
+        pace = Pace(engine, batch_tokens(config) / engine.tokens_per_s)
+        own.train_until(config, device, folder, lambda: stop() or engine.done.is_set(), begins=pace)
+        return {} if stop() else {"trainer": trainer, **engine.tables()}
+
+
+def batch_tokens(config: Config) -> float:
+    """Tokens that are decoded for a step, in the mean."""
+    algorithm = config.algorithm
+    return algorithm.prompts_per_step * algorithm.responses_per_prompt * max(2.0, config.lengths.response_mean)
 
 
 @contextlib.contextmanager
-def at_work(role: str, config: Config, folder: Path) -> Iterator[None]:
-    """The role at work in a process of its own for as long as the context lasts; nobody where it does not come up in time."""
-    with tempfile.TemporaryDirectory(prefix=scratch_prefix(), dir=folder) as made:
-        file = Path(made) / "config.json"
-        file.write_text(config.model_dump_json())
-        command = [sys.executable, "-m", "runtime.profile.beside", role, str(file), made]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        try:
-            waiting = threading.Thread(target=child.stdout.readline if child.stdout else lambda: None, daemon=True)
-            waiting.start()
-            waiting.join(READY_S)
+def _part_of(device: torch.device, parts: int) -> Iterator[None]:
+    """This process with its part of the card's memory, as a run's trainer has it."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_per_process_memory_fraction(1 / parts, device)
+    try:
+        with torch.cuda.device(device):
             yield
+    finally:
+        own.release(device)
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+class _Counted:
+    """Turns that began."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, step: int) -> None:
+        self.count = step + 1
+
+
+class Pace:
+    """Lets a trainer begin its turns `period_s` apart, once it is warm, and has the engine measured from then on."""
+
+    def __init__(self, engine: "EngineAtWork", period_s: float) -> None:
+        self._engine, self._period_s = engine, period_s
+        self._began: float | None = None
+
+    def __call__(self, step: int) -> None:
+        """Turn `step` would begin."""
+        if step < WARM_TURNS:
+            return
+        if self._began is None:
+            self._began = time.monotonic() - step * self._period_s
+            self._engine.measure()
+        due = self._began + step * self._period_s
+        self._engine.done.wait(max(0.0, due - time.monotonic()))
+
+
+@contextlib.contextmanager
+def engine_at_work(config: Config, task: EngineTask, folder: Path) -> Iterator["EngineAtWork"]:
+    """The engine in a process of its own for as long as the context lasts."""
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix(), dir=folder) as made:
+        file, told = Path(made) / "config.json", Path(made) / "task.json"
+        file.write_text(config.model_dump_json())
+        told.write_text(json.dumps(dataclasses.asdict(task)))
+        command = [sys.executable, "-m", "runtime.profile.beside", str(file), made, str(told)]
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": task.card}
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
+        )
+        try:
+            yield EngineAtWork(child, task)
         finally:
-            child.kill()
-            child.communicate()
+            assert child.stdin is not None
+            with contextlib.suppress(OSError):
+                child.stdin.close()  # it ends by itself, and vLLM's process with it
+            try:
+                child.wait(LATE_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+class EngineAtWork:
+    """An engine's process as this one hears of it."""
+
+    def __init__(self, child: "subprocess.Popen[bytes]", task: EngineTask) -> None:
+        self._child, self._task = child, task
+        self._ready = threading.Event()
+        self.done = threading.Event()  # measured, or ended before
+        self.tokens_per_s = 0.0  # that it makes beside the trainer, as last told; 0: not told yet
+        self._tables: KindTables | None = None
+        self._failure = ""
+        self._asked_s: float | None = None
+        threading.Thread(target=self._listen, name="profile-engine", daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            said = json.loads(line)
+            self.tokens_per_s = said.get("tokens_per_s", self.tokens_per_s)
+            self._failure = said.get("failure", self._failure)
+            if self.tokens_per_s > 0:
+                self._ready.set()
+            if "tables" in said:
+                self._tables = decode(said["tables"]).kinds[0]
+                break
+        self.done.set()
+        self._ready.set()
+
+    def wait_ready(self, stop: Stop) -> None:
+        """Until it works."""
+        until = time.monotonic() + START_S
+        while not self._ready.wait(POLL_S) and not stop():
+            if time.monotonic() > until:
+                raise RunError("the engine did not come up in time", got=f"{START_S:.0f} s")
+        if self.done.is_set() and self._tables is None:
+            raise RunError(self._failure or "the engine's process ended")
+
+    def measure(self) -> None:
+        """Begin to measure; `done` is set when that is over, or late."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(OSError):  # its end is heard of
+            self._child.stdin.write(b"\n")
+            self._child.stdin.flush()
+        late = threading.Timer(self._task.seconds + LATE_S, self.done.set)
+        late.daemon = True
+        late.start()
+
+    def tables(self) -> Mapping[str, tuple[Any, ...]]:
+        """What it measured."""
+        if self._tables is None:
+            raise RunError(self._failure or "the engine was not measured in time")
+        return {"engine": self._tables.engine, "updates": self._tables.updates}
 
 
 def main() -> int:
-    """Work until there is nobody to work beside."""
-    role, file, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    config = Config.model_validate_json(file.read_text())
-    ended = threading.Event()
+    """The engine's process."""
+    said = os.fdopen(os.dup(1), "w")  # what libraries print is not for whoever started this
+    os.dup2(2, 1)
 
-    def wait() -> None:
-        sys.stdin.buffer.read()
-        ended.set()
+    def say(**words: object) -> None:
+        said.write(json.dumps(words) + "\n")
+        said.flush()
 
-    threading.Thread(target=wait, name="stdin", daemon=True).start()
-    import torch
-
-    from runtime.profile import own
-
-    device = torch.device("cpu")
-    torch.set_num_threads(own.threads_of(f"run_{role}", device))
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    if role == "engine":
-        own.decode_until(config, device, Path(folder), ended.is_set)
-    else:
-        own.train_until(config, device, Path(folder), ended.is_set)
+    config = Config.model_validate_json(Path(sys.argv[1]).read_text())
+    task = EngineTask(**json.loads(Path(sys.argv[3]).read_text()))
+    try:
+        found = _engine(config, task, Path(sys.argv[2]), say)
+    except (HexError, RuntimeError, OSError) as e:
+        say(failure=(str(e).strip().splitlines() or [type(e).__name__])[0])
+        return 1
+    tables = KindTables(
+        kind="engine",
+        provenance=Provenance(source="hexctl profile", how="measured"),
+        engine=found.engine,
+        updates=found.updates,
+    )
+    say(tables=encode(Calibration(kinds=(tables,))))
     return 0
+
+
+def _engine(config: Config, task: EngineTask, folder: Path, say: Callable[..., None]) -> own.EngineFound:
+    device = torch.device("cuda:0" if task.card else "cpu")
+    torch.set_num_threads(own.threads_of("run_engine", device))
+    if task.card and config.rollout.engine == "torch":
+        torch.cuda.set_per_process_memory_fraction(1 / task.parts, device)
+    asked, ended = _heard(sys.stdin.buffer)
+
+    def work(engine: Any, course: Course, ref: WeightsRef) -> None:
+        seconds = FIRST_S
+        while not asked.is_set():
+            turns = drive(engine, course, OneGeneration(ref), seconds=seconds, should_stop=asked.is_set)
+            if (rate := _tokens_per_s(turns)) > 0:
+                say(tokens_per_s=rate)
+            seconds = WORK_S
+
+    return own.run_engine_rates(
+        config,
+        device,
+        seconds=task.seconds,
+        quick=task.quick,
+        stop=ended.is_set,
+        folder=folder,
+        card=task.card,
+        card_part=1 / task.parts,
+        before=work,
+    )
+
+
+def _heard(lines: IO[bytes]) -> tuple[threading.Event, threading.Event]:
+    """Events that are set by the first line, and by the end, which is both."""
+    asked, ended = threading.Event(), threading.Event()
+
+    def listen() -> None:
+        if lines.readline():
+            asked.set()
+            lines.read()
+        ended.set()
+        asked.set()
+
+    threading.Thread(target=listen, name="stdin", daemon=True).start()
+    return asked, ended
+
+
+def _tokens_per_s(turns: tuple[Turn, ...]) -> float:
+    if len(turns) < 2 or turns[-1].busy_s <= turns[0].busy_s:
+        return 0.0
+    return (turns[-1].tokens - turns[0].tokens) / (turns[-1].busy_s - turns[0].busy_s)
 
 
 if __name__ == "__main__":

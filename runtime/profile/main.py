@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from planner.calibration import Calibration, encode
-from planner.cluster import Cluster, Device
+from planner.cluster import Cluster, Device, whole_of
 from planner.errors import HexError
 from planner.model import load_model_spec
 from runtime.backends.ray.cluster import ADDRESS_VARIABLE
+from runtime.cards import divided
 from runtime.config.calibration import load_calibration
 from runtime.config.load import load_config
 from runtime.config.problem import DEFAULT_LINK, HOST_CPU, engine_name, kind_from_config, problem_from_config
@@ -146,7 +147,13 @@ def _own_run(config: Config) -> OwnRun | None:
         return None
     spec = load_model_spec(config.model.path)
     kinds = [d.kind for d in config.fleet.devices] or [HOST_CPU]
-    return OwnRun(model=spec.name, engine=engine_name(config), params=float(spec.params), cpu_kind=kinds[0])
+    return OwnRun(
+        model=spec.name,
+        engine=engine_name(config),
+        params=float(spec.params),
+        cpu_kind=kinds[0],
+        parts=config.fleet.gpu_parts,
+    )
 
 
 def _met(config: Config, fresh: Calibration) -> list[Mapping[str, Any]]:
@@ -156,13 +163,10 @@ def _met(config: Config, fresh: Calibration) -> list[Mapping[str, Any]]:
     out: list[Mapping[str, Any]] = []
     link = DEFAULT_LINK
     for tables in fresh.kinds:
-        device = Device(id="d", kind=tables.kind, node="n")
-        cluster = Cluster(
-            kinds={tables.kind: kind_from_config(config, tables.kind)},
-            devices=(device,),
-            same_kind=link,
-            cross_kind=link,
-        )
+        name, parts = whole_of(tables.kind)
+        device = Device(id="d", kind=name, node="n")
+        card = Cluster(kinds={name: kind_from_config(config, name)}, devices=(device,), same_kind=link, cross_kind=link)
+        cluster = divided(card, parts)
         problem = problem_from_config(config, cluster, load_model_spec(config.model.path), calibration=fresh)
         found = met(problem, problem.cluster.kinds[tables.kind], tables, engine_name(config))
         out += [{"kind": tables.kind, **dataclasses.asdict(m)} for m in found]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.calibration import KindTables, Provenance
+from planner.cluster import whole_of
 from planner.errors import HexError
 from planner.record import record
 from runtime.config.schema import Config
@@ -18,6 +19,7 @@ from runtime.profile.agenda import (
     QUICK_RUN_TRAINER_S,
     RUN_ENGINE_S,
     RUN_TRAINER_S,
+    Card,
     Item,
     Machine,
     Order,
@@ -82,6 +84,8 @@ def measure(
         try:
             points = _measured(item, machine, order, config, should_stop, folder or Path(tempfile.gettempdir()))
         except (HexError, RuntimeError, OSError) as e:
+            if should_stop():  # which ends an item in whatever way
+                raise KeyboardInterrupt from e
             text = str(e).strip().splitlines()
             notes.append(f"left out: {item.what} ({item.kind}): {text[0] if text else type(e).__name__}")
             continue
@@ -91,7 +95,10 @@ def measure(
             tables = found.setdefault(item.kind, {})
             tables[table] = tables.get(table, ()) + more
     on_progress(Progress(done=len(items), of=len(items), what="", left_s=0.0))
-    tables_ = tuple(KindTables(kind=k, provenance=_provenance(machine, k, order, today), **t) for k, t in found.items())
+    shown = {i.kind: machine.cards[i.card] if machine.cards else None for i in items}
+    tables_ = tuple(
+        KindTables(kind=k, provenance=_provenance(machine, k, shown[k], order, today), **t) for k, t in found.items()
+    )
     return Measured(host=machine.host, tables=tables_, notes=tuple(notes), seconds=time.monotonic() - began)
 
 
@@ -114,7 +121,7 @@ def _measured(  # noqa: PLR0917 - the parts of one item
     # A run presents a CPU as two devices that share its cores, and gives a paced device one.
     torch.set_num_threads(1 if item.part == "paced" else max(1, machine.cores // 2))
     device = torch.device(f"cuda:{item.card}" if machine.cards else "cpu")
-    if item.part in ("run_trainer", "run_engine"):
+    if item.part in ("run_trainer", "run_engine", "run_beside"):
         assert config is not None, "a run comes from a configuration"
         return _run_rates(item, device, order, config, should_stop, folder, machine)
     if item.part in ("engine", "trainer", "paced"):
@@ -170,17 +177,27 @@ def _run_rates(  # noqa: PLR0917 - the parts of one item
     import torch
 
     from runtime.profile import own
-    from runtime.profile.beside import at_work
 
-    how: dict[str, Any] = {"quick": order.quick, "stop": should_stop, "folder": folder}
+    how: dict[str, Any] = {"stop": should_stop, "folder": folder}
     torch.set_num_threads(own.threads_of(item.part, device))
-    other = {"run_trainer": "engine", "run_engine": "trainer"}[item.part]
     try:
-        # a run's process sees one card
-        with torch.cuda.device(device) if machine.cards else at_work(other, config, folder):
-            return _run_part(item, device, order, config, how, machine)
+        if item.part == "run_beside":
+            return _run_beside(item, device, order, config, how, machine)
+        with torch.cuda.device(device):  # a run's process sees one card
+            return _run_part(item, device, order, config, {**how, "quick": order.quick}, machine)
     finally:
         _release(device)
+
+
+def _run_beside(  # noqa: PLR0917 - the parts of one item
+    item: Item, device: Any, order: Order, config: Config, how: dict[str, Any], machine: Machine
+) -> dict[str, tuple[Any, ...]]:
+    from runtime.profile.beside import EngineTask, measured_beside
+
+    trainer_s, engine_s = (QUICK_RUN_TRAINER_S, QUICK_RUN_ENGINE_S) if order.quick else (RUN_TRAINER_S, RUN_ENGINE_S)
+    card = machine.cards[item.card].uuid if machine.cards else ""
+    task = EngineTask(seconds=engine_s, quick=order.quick, card=card, parts=whole_of(item.kind)[1])
+    return measured_beside(config, device, task, trainer_s=trainer_s, **how)
 
 
 def _run_part(  # noqa: PLR0917 - the parts of one item
@@ -213,10 +230,9 @@ def _release(device: Any) -> None:
         torch.cuda.empty_cache()
 
 
-def _provenance(machine: Machine, kind: str, order: Order, today: str) -> Provenance:
+def _provenance(machine: Machine, kind: str, card: Card | None, order: Order, today: str) -> Provenance:
     import torch
 
-    card = next((c for c in machine.cards if c.kind == kind), None)
     return Provenance(
         source="hexctl profile --quick" if order.quick else "hexctl profile",
         how="paced" if kind in order.paced else "measured",

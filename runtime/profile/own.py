@@ -24,20 +24,24 @@ from runtime.config.problem import engine_name
 from runtime.config.schema import Config
 from runtime.errors import RunError
 from runtime.paths import RunPaths
-from runtime.profile.bench import Drive, decode, random_batch
+from runtime.profile.bench import random_batch
 from runtime.profile.flowing import flow_turn_s
 from runtime.profile.published import LEAST_UPDATES, published, weights_of
 from runtime.profile.scratch import scratch_prefix
 from runtime.profile.steady import Course, OneGeneration, Steady, Updated, drive, steady, updated
 from runtime.profile.turns import Loopback, Turns, turns
+from runtime.rl.protocols import RolloutEngine
+from runtime.rl.types import TrainBatch, WeightsRef
 from runtime.rl.weights import GenerationWriter
 from runtime.rl.weights.publisher import DirectPublisher
 
 Stop = Callable[[], bool]
+Begins = Callable[[int], None]  # told before a trainer's turn of that number, which waits for its answer
 CHECKPOINTS, CHECKPOINT_BYTES = 4, 12  # on disk at once; of a parameter: in float32 with two moments
 FLOW_S = 4.0  # most that flow is measured for
 START_S = 150.0  # most that vLLM may take to come up
 BETWEEN = 4  # most turns between two checkpoints here, however many the run makes: each is measured for itself
+WORK_S = 3600.0  # of work beside another that is measured: it is told when to stop
 MOST_ROWS = 4  # times as many, for the floor of a row
 
 
@@ -52,6 +56,8 @@ def run_trainer_rates(
     _check_disk(folder, CHECKPOINTS * CHECKPOINT_BYTES * spec.params)
     each = seconds / 4
     first, facts = _turns(config, device, samples, min(every, BETWEEN), each, stop, folder)
+    if stop():
+        return ()
     flow_s, checkpoint_s = flow_turn_s(config, folder, seconds=FLOW_S, stop=stop), first.checkpoint_s or None
     out = [_rate(spec, samples, prompt, response, first, facts, flow_s, checkpoint_s)]
     few = max(1, samples // 4)
@@ -62,9 +68,9 @@ def run_trainer_rates(
         update={"algorithm": config.algorithm.model_copy(update={"micro_batch_tokens": int(more_tokens)})}
     )
     for other, count in ((config, few), (cut, samples)):
+        found, facts = _turns(other, device, count, None, each, stop, folder)
         if stop():
             break
-        found, facts = _turns(other, device, count, None, each, stop, folder)
         out.append(_rate(spec, count, prompt, response, found, facts, flow_s, checkpoint_s))
     return tuple(out)
 
@@ -86,9 +92,20 @@ def _lengths(config: Config) -> tuple[int, int]:
 
 
 def _turns(  # noqa: PLR0917 - one bench
-    config: Config, device: torch.device, samples: int, every: int | None, seconds: float, stop: Stop, folder: Path
+    config: Config,
+    device: torch.device,
+    samples: int,
+    every: int | None,
+    seconds: float,
+    stop: Stop,
+    folder: Path,
+    begins: Begins = lambda _: None,
 ) -> tuple[Turns, Mapping[str, str]]:
     from runtime.rl.train.factory import build_trainer
+
+    def batch(step: int) -> TrainBatch:
+        begins(step)
+        return random_batch(step, samples=samples, prompt_tokens=prompt, tokens=response, vocab=vocab)
 
     prompt, response = _lengths(config)
     vocab = load_model_spec(config.model.path).vocab
@@ -98,7 +115,7 @@ def _turns(  # noqa: PLR0917 - one bench
         with _publisher(config, paths.weights, device) as direct:
             done = turns(
                 trainer,
-                lambda step: random_batch(step, samples=samples, prompt_tokens=prompt, tokens=response, vocab=vocab),
+                batch,
                 seconds=seconds,
                 weights=paths.weights,
                 checkpoint_every=every,
@@ -172,11 +189,14 @@ def run_engine_rates(
     stop: Stop,
     folder: Path,
     card: str = "",
+    card_part: float = 1.0,
     trainer_device: torch.device | None = None,
+    before: Callable[[RolloutEngine, Course, WeightsRef], None] = lambda *_: None,
 ) -> EngineFound:
     """The run's engine in its steady state: decode rates, what a prompt costs those who decode, and what new weights cost.
 
-    `card`: UUID of the GPU that it gets; `trainer_device`: where weights come from, the engine's own by default.
+    `card`: UUID of the GPU that it gets, `card_part`: so much of its memory; `trainer_device`: where weights come from, the engine's
+    own by default; `before`: what it does before it is measured.
     """
     spec = load_model_spec(config.model.path)
     prompt, response = _lengths(config)
@@ -187,7 +207,7 @@ def run_engine_rates(
         source = weights_of(config, trainer_device or device)
         first = GenerationWriter(Path(made)).write(source.tensors, lineage=0, version=0, dtype=source.dtype)
         found = _Found(spec, engine_of(config))
-        with _engine(config, device, card) as engine:
+        with _engine(config, device, card, card_part) as engine:
             course = Course(
                 running=most,
                 prompt_tokens=prompt,
@@ -195,6 +215,7 @@ def run_engine_rates(
                 longest=max(2, config.sampling.max_new_tokens),
                 vocab=spec.vocab,
             )
+            before(engine, course, first)
             plain: Steady | None = None
             for running in levels:
                 one = replace(course, running=running)
@@ -274,7 +295,7 @@ def _most(config: Config) -> int:
 
 
 @contextlib.contextmanager
-def _engine(config: Config, device: torch.device, card: str) -> Iterator[Any]:
+def _engine(config: Config, device: torch.device, card: str, card_part: float) -> Iterator[Any]:
     if config.rollout.engine == "torch":
         from runtime.rl.engine.factory import build_engine
 
@@ -291,7 +312,9 @@ def _engine(config: Config, device: torch.device, card: str) -> Iterator[Any]:
     if card:
         os.environ["CUDA_VISIBLE_DEVICES"] = card  # for the engine's process: torch here has made its choice
     try:
-        engine = build_vllm_engine(config.model_copy(update={"rollout": limited}), gpus=1 if card else 0)
+        engine = build_vllm_engine(
+            config.model_copy(update={"rollout": limited}), gpus=1 if card else 0, card_part=card_part
+        )
     finally:
         if before is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = before
@@ -301,23 +324,12 @@ def _engine(config: Config, device: torch.device, card: str) -> Iterator[Any]:
         engine.close()
 
 
-def decode_until(config: Config, device: torch.device, folder: Path, stop: Stop) -> None:
-    """The run's engine at its full batch until it is told to stop."""
-    prompt, response = _lengths(config)
-    vocab = load_model_spec(config.model.path).vocab
-    drive = Drive(running=_most(config), prompt_tokens=prompt, new_tokens=response, vocab=vocab, spread=True)
-    with _engine(config, device, "") as engine:
-        source = weights_of(config, device)
-        ref = GenerationWriter(folder).write(source.tensors, lineage=0, version=0, dtype=source.dtype)
-        while not stop():
-            decode(engine, ref, drive, seconds=5.0, should_stop=stop)
-
-
-def train_until(config: Config, device: torch.device, folder: Path, stop: Stop) -> None:
+def train_until(
+    config: Config, device: torch.device, folder: Path, stop: Stop, *, begins: Begins = lambda _: None
+) -> None:
     """The run's trainer at work until it is told to stop."""
     samples = config.algorithm.prompts_per_step * config.algorithm.responses_per_prompt
-    while not stop():
-        _turns(config, device, samples, config.trainer.checkpoint_every_steps, 3600.0, stop, folder)
+    _turns(config, device, samples, config.trainer.checkpoint_every_steps, WORK_S, stop, folder, begins)
 
 
 def release(device: torch.device) -> None:
@@ -329,4 +341,4 @@ def release(device: torch.device) -> None:
 
 def threads_of(part: str, device: torch.device) -> int:
     """Threads of torch as a run gives them: two to an unpaced trainer on a CPU, else one."""
-    return 2 if part == "run_trainer" and device.type == "cpu" else 1
+    return 2 if part in ("run_trainer", "run_beside") and device.type == "cpu" else 1

@@ -116,7 +116,7 @@ def turns(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Turns:
     """Run a fresh trainer for about `seconds` of turns after the first ones; without checkpoints where `checkpoint_every` is None.
-    RunError when too few were made in time."""
+    RunError when too few were made in time; none where it was told to stop before."""
     flow, every = _TimedFlow(make), checkpoint_every or 1
     saving = _Saving(trainer, saves=checkpoint_every is not None)
     work: Any = saving  # a TrainerWork: what it has not is the trainer's
@@ -137,6 +137,8 @@ def turns(
     saving.saves = False
     driven.end(3 * LATE_S)
     found = [f for f in flow.figures if "turn_s" in f][WARM_TURNS:]
+    if not found and should_stop():
+        return Turns(turn_s=0.0, checkpoint_s=0.0, rows=0.0, turns=0)
     if not found:
         raise RunError("the trainer made too few steps in time", got=len(flow.figures), expected=f"{WARM_TURNS + 1}")
     # The turn that a stop ends has no question after it, and those before it have their own checkpoints.

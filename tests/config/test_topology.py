@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.cluster import Cluster, Link
+from planner.catalogue import CATALOGUE
+from planner.cluster import PART_LINK_BYTES_PER_S, Cluster, Link
 from planner.errors import InvalidInput
 from planner.model import load_model_spec
 from planner.record import replace
@@ -162,6 +163,21 @@ def test_what_only_the_planner_knows_is_planned() -> None:
 def test_the_time_of_a_rule_reaches_the_plan_and_stops_no_run() -> None:
     text = HEAD.replace('name = "grpo"', 'name = "grpo"\nreward_time = "250 ms"')
     assert workload_from_config(Config.model_validate(tomllib.loads(text))).reward_s_per_sample == 0.25
+
+
+def test_declared_cards_are_planned_in_parts_where_the_file_says_so() -> None:
+    """The card of each of three machines is two devices, with the links that the cards have."""
+    found = cluster("gpu_parts = 2\n")
+    assert [(d.id, d.kind, d.node, d.index) for d in found.devices] == [
+        (f"{node}/gpu0:{i}of2", f"{card} 1/2", node, i - 1)
+        for node, card in (("a", "H100"), ("b", "H100"), ("c", "L4"))
+        for i in (1, 2)
+    ]
+    assert found.kinds.keys() == {"H100 1/2", "L4 1/2"}
+    assert found.kinds["L4 1/2"].memory_bytes == CATALOGUE["L4"].memory_bytes / 2
+    a, b = found.device("a/gpu0:1of2"), found.device("b/gpu0:1of2")
+    assert found.link(a, b) == found.cross_region
+    assert found.link(a, found.device("a/gpu0:2of2")).bytes_per_s == PART_LINK_BYTES_PER_S
 
 
 @pytest.mark.parametrize("key", ONLY_PLANNED)

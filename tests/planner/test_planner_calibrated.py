@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.calibrated import LEAST, MOST, bounded_line, calibrated, kernels_of, line
+from planner.calibrated import ASSUMED_TURN_S, LEAST, MOST, bounded_line, calibrated, kernels_of, line
 from planner.calibration import Calibration, EngineRate, KindTables, Provenance, TrainerRate, decode
 from planner.calibration.sizes import REFERENCE_MODELS
 from planner.catalogue import CATALOGUE
-from planner.cluster import Device
+from planner.cluster import Device, DeviceKind
+from planner.cost.context import context_of
 from planner.cost.decode import ReplicaShape, decode_step_s, prefill_s
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, local_link
@@ -279,27 +280,37 @@ def in_halves(problem: Problem) -> Problem:
     return replace(problem, cluster=replace(problem.cluster, kinds=kinds, devices=devices))
 
 
-def test_half_a_card_is_half_of_what_the_card_was_measured_at() -> None:
-    """A calibration of the card holds for its halves: both efficiencies by two, floors and the corrections of decode steps as for
-    the card, so that a decode step takes twice as long."""
+def test_half_a_card_is_what_the_card_was_measured_at_with_half_of_it_for_kernels() -> None:
+    """A calibration of the card holds for its halves: kernels get half of the card, what the host does (floors, samplers) takes as long
+    as ever, and a decode step waits for the other half's turn."""
     cards, rates_of_it = problem_of("h100-7"), Calibration(kinds=(card(0.5, 0.5),))
     whole, half = calibrated(cards, rates_of_it), calibrated(in_halves(cards), rates_of_it)
     [a], [b] = whole.cluster.kinds.values(), half.cluster.kinds.values()
-    assert (b.name, b.base, b.slow_share) == ("H100 1/2", "H100", 0.5)
-    assert b.rollout_efficiency == pytest.approx(a.rollout_efficiency / 2)
-    assert b.train_efficiency == pytest.approx(a.train_efficiency / 2, rel=0.02)  # half the memory, other micro-batches
-    assert (b.decode_floor_s, b.memory_bytes) == (a.decode_floor_s, a.memory_bytes / 2)
-    tokens = [
-        CostModel(p).level(ReplicaShape(kind=k.name, tp=1), 32).rate_tokens_per_s for p, k in ((whole, a), (half, b))
-    ]
-    assert tokens[1] == pytest.approx(tokens[0] / 2)
+    assert (b.name, b.base, b.card_share) == ("H100 1/2", "H100", 0.5)
+    assert b.rollout_efficiency == pytest.approx(a.rollout_efficiency)
+    assert b.train_efficiency == pytest.approx(a.train_efficiency, rel=0.02)  # half the memory, other micro-batches
+    assert b.memory_bytes == a.memory_bytes / 2
+    step_a, step_b, host = step_of(whole, a.name), step_of(half, b.name), host_s(whole, a)
+    assert 0 < host < step_a
+    turn = ASSUMED_TURN_S * b.rollout_efficiency  # which divides the whole step
+    assert step_b - host - turn == pytest.approx(2 * (step_a - host))
 
 
-def test_a_slow_half_leads_back_to_its_card() -> None:
-    half = CATALOGUE["H100"].in_parts(2)
+def step_of(problem: Problem, kind: str) -> float:
+    return decode_step_s(context_of(problem), ReplicaShape(kind=kind, tp=1), 32)
+
+
+def host_s(problem: Problem, kind: DeviceKind) -> float:
+    """Of a decode step of 32 samples: a floor for each layer and 20 us a sample."""
+    return problem.model.layers * kind.decode_floor_s + 32 * 2e-5
+
+
+def test_a_slow_half_is_still_of_its_card() -> None:
+    h100 = CATALOGUE["H100"]
+    half = h100.in_parts(2)
     slow = half.at(0.5, "H100 1/2 at 0.50")
-    assert (slow.base, slow.slow_share, slow.train_efficiency) == ("H100", 0.25, 0.25)
-    assert slow.whole() == replace(
-        CATALOGUE["H100"], memory_bytes=half.memory_bytes, price_usd_per_h=half.price_usd_per_h
-    )
-    assert CATALOGUE["H100"].whole() is CATALOGUE["H100"]
+    assert (slow.base, slow.measured_as, slow.card_share, slow.train_efficiency) == ("H100", "H100 1/2", 0.5, 0.5)
+    assert (half.peak_flops, half.hbm_bytes_per_s) == (h100.peak_flops / 2, h100.hbm_bytes_per_s / 2)
+    kernels = ("peak_flops", "hbm_bytes_per_s", "card_share")
+    assert [getattr(half.undivided(), n) for n in kernels] == [getattr(h100, n) for n in kernels]
+    assert h100.undivided() is h100

@@ -60,18 +60,32 @@ def test_a_run_comes_first_and_takes_the_place_of_the_reference_models(engine: s
     assert not {i.part for i in items} & {"engine", "trainer"}
     # Trainer and engine come up within the limit of a node; what follows is left out where time runs out.
     assert expected_s(items[:2]) < LIMIT_S
-    assert {i.card for i in agenda(MACHINES["one"], Order(run=OWN)) if i.part.startswith("run_")} == {0}
+    whole = agenda(MACHINES["one"], Order(run=replace(OWN, engine=engine, parts=1)))
+    assert [(i.part, i.kind, i.card) for i in whole[:2]] == [("run_trainer", "H100", 0), ("run_engine", "H100", 0)]
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm", "vllm-eager"])
+def test_roles_on_parts_of_a_card_are_measured_beside_each_other_and_kernels_on_the_card(engine: str) -> None:
+    """One card is two parts by itself. All of it takes less than a node may."""
+    items = agenda(MACHINES["one"], Order(run=replace(OWN, engine=engine)))
+    assert [(i.part, i.kind) for i in items if i.part.startswith("run_")] == [("run_beside", "H100 1/2")]
+    assert {i.kind for i in items[1:]} == {"H100"}
+    assert expected_s(items) < LIMIT_S
+    eight = agenda(MACHINES["eight"], Order(run=replace(OWN, engine=engine, parts=3)))
+    assert [(i.part, i.kind, i.card) for i in eight[:2]] == [("run_beside", "H100 1/3", 0), ("gemm", "H100", 0)]
 
 
 def test_a_run_on_a_cpu_is_measured_as_the_kind_that_its_configuration_names() -> None:
     items = agenda(MACHINES["cpu"], Order(quick=True, run=replace(OWN, engine="torch", cpu_kind="cpu")))
-    assert {i.kind for i in items if i.part.startswith("run_")} == {"cpu"}
+    assert [(i.part, i.kind) for i in items if i.part.startswith("run_")] == [("run_beside", "cpu")]
     assert expected_s(items) < QUICK_LIMIT_S
 
 
 def test_a_model_whose_optimiser_does_not_fit_is_not_trained() -> None:
-    items = agenda(MACHINES["one"], Order(run=replace(OWN, params=8e9)))
-    assert [i.part for i in items if i.part.startswith("run_")] == ["run_engine"]
+    """Its engine is measured where a card is one device; a part that cannot train has no run."""
+    for parts, measured in ((1, ["run_engine"]), (2, [])):
+        items = agenda(MACHINES["one"], Order(run=replace(OWN, params=8e9, parts=parts)))
+        assert [i.part for i in items if i.part.startswith("run_")] == measured
 
 
 @given(st.sets(st.sampled_from(["gemm", "copy", "decode", "collectives", "engine"])))

@@ -9,12 +9,12 @@ from planner.catalogue import CATALOGUE
 from planner.cluster import Cluster, Device, Link
 from planner.record import replace
 from runtime.backends import fleet
-from runtime.backends.cards import card_of, cards_of, is_gpu, part_ids, parts_of
 from runtime.backends.fleet import discover
 from runtime.backends.gpu_kinds import gpu_kind
 from runtime.backends.ray.devices import memory_back
 from runtime.backends.ray.locks import claim, owner
 from runtime.backends.ray.world import World
+from runtime.cards import card_of, cards_of, is_gpu, part_ids, parts_of
 from runtime.config.schema import Config, DeviceSection, FleetSection, KindSection, ModelSection
 from runtime.errors import FleetError
 from runtime.paths import RunPaths
@@ -199,8 +199,8 @@ def test_one_gpu_alone_is_two_devices() -> None:
     assert [d.index for d in found.cluster.devices] == [0, 1]
     [kind] = found.cluster.kinds.values()
     assert (kind.name, kind.base, kind.memory_bytes, kind.price_usd_per_h) == ("H200 1/2", "H200", 75377410048.0, 2.0)
-    assert (kind.train_efficiency, kind.rollout_efficiency) == (0.5, 0.5)
-    assert kind.peak_flops == CATALOGUE["H200"].peak_flops
+    assert (kind.train_efficiency, kind.rollout_efficiency, kind.card_share) == (1.0, 1.0, 0.5)
+    assert kind.undivided().peak_flops == CATALOGUE["H200"].peak_flops
     assert found.label == "gpu"
     assert "take turns" in found.notes[-1]
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from planner.cluster import Cluster, Device
-from runtime.backends.cards import card_of, is_gpu, parts_of
+from runtime.cards import card_of, is_gpu, parts_of
 from runtime.core.observation import DeviceSample, DeviceSeen, ReplicaSeen, TrainerSeen
 from runtime.policy.gpu_memory import CardReading, memory_verdict
 from runtime.telemetry.reading import GpuReading, ProcessReading, Report

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from planner.cluster import Cluster
 from planner.record import replace
-from runtime.backends.cards import cards_of
 from runtime.backends.ray import cluster as ray_cluster
 from runtime.backends.ray import names
 from runtime.backends.ray.actors.identity import Parts
@@ -16,6 +15,7 @@ from runtime.backends.ray.cluster import RayHead
 from runtime.backends.ray.locks import claim
 from runtime.backends.ray.revive import RevivingBackend
 from runtime.backends.ray.world import World
+from runtime.cards import cards_of
 from runtime.config.schema import Config
 from runtime.errors import RunError
 from runtime.paths import RunPaths

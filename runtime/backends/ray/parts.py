@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runtime.backends.cards import is_gpu
 from runtime.backends.ray.actors.host import Ready, keep_to_part, set_threads
 from runtime.backends.ray.actors.identity import Gauge, Identity, Ranks
 from runtime.backends.ray.actors.ports import RayFlowClient, RayTrainerFlow
+from runtime.cards import is_gpu
 from runtime.config.schema import Config
 from runtime.core.observation import Work
 from runtime.errors import ConfigError

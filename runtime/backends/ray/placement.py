@@ -3,10 +3,10 @@
 from typing import Any
 
 from planner.record import record
-from runtime.backends.cards import cards_of
 from runtime.backends.ray import names
 from runtime.backends.ray.names import BodyName
 from runtime.backends.ray.world import World
+from runtime.cards import cards_of
 from runtime.errors import DeadlineError
 
 

@@ -4,13 +4,13 @@ from typing import Any
 
 from planner.cluster import Cluster
 from planner.record import record
-from runtime.backends.cards import cards_of, is_gpu, parts_of
 from runtime.backends.ray import names
 from runtime.backends.ray.actors.body import BodyActor
 from runtime.backends.ray.actors.flow import FlowActor
 from runtime.backends.ray.actors.identity import Identity, Parts, Ranks
 from runtime.backends.ray.actors.rewards import RewardActor
 from runtime.backends.ray.names import BodyName
+from runtime.cards import cards_of, is_gpu, parts_of
 from runtime.config.schema import Config
 from runtime.paths import RunPaths
 from runtime.rl.types import RunLimits
