@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ending import end_when_told
-from planner.cluster import Cluster, Device
+from planner.cluster import Cluster, Device, DeviceKind, whole_of
 from planner.cost.model import CostModel
 from planner.model import load_model_spec
 from planner.plan import Plan, Prediction
@@ -108,7 +108,7 @@ def _again(config: Config, plan: Plan, folder: Path, prompt: float, response: fl
             "response_mean": min(response, config.lengths.response_max or config.sampling.max_new_tokens),
         }
     )
-    kinds = {p.kind: kind_from_config(config, p.kind) for p in plan.placements}
+    kinds = {p.kind: _kind(config, p.kind) for p in plan.placements}
     cluster = Cluster(
         kinds=kinds,
         devices=tuple(Device(id=d, kind=p.kind, node="n0") for p in plan.placements for d in p.devices),
@@ -123,6 +123,13 @@ def _again(config: Config, plan: Plan, folder: Path, prompt: float, response: fl
     )
     scored = CostModel(problem).evaluate(plan)
     return None if scored is None else scored.prediction
+
+
+def _kind(config: Config, name: str) -> DeviceKind:
+    """A kind of the run's devices: of cards, or of their parts."""
+    card, parts = whole_of(name)
+    kind = kind_from_config(config, card)
+    return kind if parts == 1 else kind.in_parts(parts)
 
 
 def table(found: Compared) -> str:
