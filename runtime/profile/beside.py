@@ -57,6 +57,7 @@ def measured_beside(
 ) -> dict[str, tuple[Any, ...]]:
     """Points of both roles by table. `device`: the trainer's; `folder`: on the disk that the run writes to. RunError where one of the
     two does not come up."""
+    config = config.model_copy(update={"fleet": config.fleet.model_copy(update={"gpu_parts": task.parts})})
     with _part_of(device, task.parts), engine_at_work(config, task, folder) as engine:
         if device.type == "cuda":  # compiles while the engine comes up
             turns = _Counted()
