@@ -10,9 +10,11 @@ from planner.cost.model import CostModel, Scored
 from planner.cost.routes import egress_usd
 from planner.cost.training import TrainerCost
 from planner.cost.update import update_bytes
-from planner.plan import Placement, Plan, Stage
+from planner.plan import Placement, Plan, Prediction, Stage
 from planner.search import trained_on
 from planner.solution import Explanation
+
+_TELLING = 0.05  # share of something from which a part of it is told
 
 
 def explain(cost: CostModel, scored: Scored, bound: Bound, runner_up: Scored | None = None) -> Explanation:
@@ -32,7 +34,7 @@ def explain(cost: CostModel, scored: Scored, bound: Bound, runner_up: Scored | N
     else:
         head = f"training and rollout are balanced at {unit(p.step_s)} a step"
     lines = [*(_group_line(cost, p, c, len(scored.sides) > 1) for p, c in scored.sides), _rollout_line(rollouts)]
-    lines += _long_samples(rollouts)
+    lines += _long_samples(rollouts) + _shared_prompts(cost, rollouts) + _checkpoints(cost, p)
     lines += _sharing(scored.plan) + _weights(cost, scored.plan, p.update_s) + _host(cost, scored.plan)
     lines += _roles(cost, train, rollouts)
     if p.egress_usd_per_step:
@@ -108,6 +110,30 @@ def _long_samples(rollouts: tuple[Placement, ...]) -> list[str]:
     if sum(strong.values()) == len(rollouts):
         return []
     return ["long samples go first to the replicas on " + " and ".join(f"{n} x {k}" for k, n in strong.items())]
+
+
+def _shared_prompts(cost: CostModel, rollouts: tuple[Placement, ...]) -> list[str]:
+    """What the samples of a group share on a replica, where it is a twentieth of what running ones hold."""
+    shared, m = cost.context.shared, cost.moments
+    running = max(r.max_running or 1 for r in rollouts)
+    if shared.spared_tokens(running) < _TELLING * running * m.context:
+        return []
+    each = m.prompt - shared.each_spared * shared.tokens
+    return [
+        f"{shared.group} samples of a prompt share {shared.tokens:.0f} of its {m.prompt:.0f} tokens on a replica: {each:.0f} are "
+        f"prefilled a sample, and {running} running ones hold {shared.held_groups(running):.0f} prompts"
+    ]
+
+
+def _checkpoints(cost: CostModel, p: Prediction) -> list[str]:
+    """What checkpoints come to, where it is a twentieth of training."""
+    every = cost.problem.workload.checkpoint_every
+    if every is None or p.checkpoint_s < _TELLING * p.train_s:
+        return []
+    often = "each step" if every == 1 else f"one in {every} steps"
+    return [
+        f"checkpoints are {_seconds(p.checkpoint_s)} of a step's training ({often}: {_seconds(p.checkpoint_s * every)} each)"
+    ]
 
 
 def _sharing(plan: Plan) -> list[str]:

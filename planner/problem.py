@@ -15,6 +15,7 @@ from planner.workload import Workload
 
 Objective = Literal["throughput", "throughput_per_dollar"]
 TrainerKind = Literal["replicated", "fsdp"]
+AttentionKernel = Literal["flash_2", "cudnn"]
 
 
 @record
@@ -37,6 +38,7 @@ class Capabilities:
         None  # a packing trainer's most tokens of a micro-batch, with a head in chunks over response
     )
     # tokens; None: micro-batches of whole padded samples, logits of all tokens
+    train_attention: AttentionKernel = "flash_2"  # the trainer's kernel, where the card's tables are of a newer one
     weights_full_every: int = 1  # one update in so many carries all weights, the others what has changed; 1: all do
     direct_updates: bool = False  # the trainer sends weights into a second buffer of engines that go on meanwhile
     task_groups: int = 1  # groups of tasks besides generation that may have devices of their own

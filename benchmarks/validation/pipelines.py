@@ -3,6 +3,10 @@
 These runs are fp32 without flash attention, so only the structure is tested: how stages, borders between them and the
 exchange of gradients add up (`planner.cost.pipeline`). Layer seconds, link rates and seconds of gradient exchange are the
 source's own measurements; nothing is fitted. Rows that the source copied or mislabelled are left out.
+
+The table of layers holds OPT-350's seconds a second time under GPT-Neo-2.7's name on GH200 (all 63 rows, of 26 layers where
+that model has 34): so does the source's file at the commit it was taken from. Another commit of the same file has seconds of
+34 layers; those stand in `sailor_gpt_neo_gh200.csv` and take the copy's place.
 """
 
 import csv
@@ -17,6 +21,8 @@ from planner.record import record
 HIDDEN = {"OPT-350": 1024, "GPT-Neo-2.7": 2560}
 WIDTH = 4  # fp32
 RANK_BAR = 0.9
+OWN = Path(__file__).with_name("sailor_gpt_neo_gh200.csv")  # of eth-easl/sailor @ 142ddeb1, micro-batches to 8
+OWN_OF = ("GPT-Neo-2.7", "GH-96")
 Layers = Mapping[tuple[str, str, int, int, str], float]
 Links = Mapping[tuple[str, int, str, int], tuple[float, float, float]]
 
@@ -38,13 +44,16 @@ class Iteration:
 
 
 def layer_seconds(raw: Path) -> Layers:
-    """Forward and backward seconds by (model, kind, micro-batch, TP, layer)."""
-    with (raw / "sailor_layer_times.csv").open(newline="") as file:
-        return {
-            (r["model"], r["gpu"], int(r["micro_batch"]), int(r["tp"]), r["layer_kind"]): float(r["fwd_s"])
-            + float(r["bwd_s"])
-            for r in csv.DictReader(file)
-        }
+    """Forward and backward seconds by (model, kind, micro-batch, TP, layer); GPT-Neo's own on GH200."""
+    found: dict[tuple[str, str, int, int, str], float] = {}
+    for path in (raw / "sailor_layer_times.csv", OWN):
+        with path.open(newline="") as file:
+            for r in csv.DictReader(file):
+                of = OWN_OF if path == OWN else (r["model"], r["gpu"])
+                if path == OWN or of != OWN_OF:
+                    key = (*of, int(r["micro_batch"]), int(r["tp"]), r["layer_kind"])
+                    found[key] = float(r["fwd_s"]) + float(r["bwd_s"])
+    return found
 
 
 def link_fits(raw: Path) -> Links:

@@ -22,8 +22,19 @@ class Assumptions:
     train_products: float = 0.9
     """Share of the measured product rate that a trainer reaches: 1 / 1.10-1.12 on A100-40, A100-80 and H100 (llm-foundry)."""
 
-    train_attention: float = 0.48
-    """The same of attention, forward and backward together: 3 / (3.5 x 1.8), as on both A100 (llm-foundry)."""
+    train_attention: float = 1.0
+    """Share of its kernel's rate that attention reaches in a trainer: FlashAttention-2's own end-to-end runs on A100 (its Table 1)
+    take 4 % less time than this says, our trainer on H200 5-12 % less. llm-foundry's kernel of 2023 reached 0.62."""
+
+    attention_backward: float = 0.87
+    """FLOP/s of attention's backward pass over the forward pass's: FlashAttention-2 322 / 370 TFLOP/s and FlashAttention-3 561 / 648
+    (H100, heads of 128, 16k tokens, no mask; FlashAttention-3, Fig. 5 and 6); on A100 at most 63 and 73 % of peak."""
+
+    flash_2_share: float = 0.57
+    """FlashAttention-2's rate over FlashAttention-3's on H100, forward and backward: 0.54-0.58 from 2k to 16k tokens (same figures)."""
+
+    cudnn_share: float = 0.9
+    """cuDNN's over FlashAttention-3's: 0.88-0.93 forward with a mask and backward, 2k to 16k (same figures)."""
 
     graph_credit_s: float = 1.8e-5
     """Launch time a layer that replaying a CUDA graph saves of the kernels' own floors: fitted to vLLM on H100, tested on H200."""

@@ -17,7 +17,7 @@ from planner.cost.memory import activation_bytes_per_token, logits_bytes, state_
 from planner.cost.micro_batches import Chain, Way, chain_of
 from planner.cost.parts import PARTS, Array, Block, Bools, Hop, Ints, extent
 from planner.cost.shapes import Shapes, Step
-from planner.cost.training import passes
+from planner.cost.training import attention_passes, passes
 from planner.plan import Task
 from planner.record import record
 from planner.workflow import TRAINING
@@ -282,7 +282,8 @@ class Batch(Shapes):
             over = layer_passes - (1 if trains else 0)
             hidden = np.full(self.tp.shape, float(ctx.model.hidden * ctx.model.dtype_bytes))
             latency = 2 * over * self._ring(local, hidden * 0, self.tp, 2)
-            moved = layer_passes * (attend * attend_s + 2 * self._activation(task) / hbm)
+            moved = attention_passes(ctx, recompute, task) * attend * attend_s
+            moved = moved + layer_passes * 2 * self._activation(task) / hbm
             moved = moved + 2 * over * self._ring((local[0] * 0, local[1]), hidden, self.tp, 2)
             skew = self._by_block("skew")
             launched = p.layers * self._column([k.train_floor_s * trains for k in self.kinds])
@@ -297,15 +298,16 @@ class Batch(Shapes):
         return self._once_made("work", (task, recompute), make)
 
     def _per_layer(self, task: Task) -> tuple[float, Array, Array]:
-        """(FLOPs of attention a token and layer, seconds of one of them, FLOPs that run as products do), by block."""
-        ctx, trains = self.ctx.of(task), task in TRAINING
+        """(FLOPs of a forward pass of attention a token and layer, seconds of one of them, FLOPs that run as products do), by
+        block."""
+        ctx = self.ctx.of(task)
 
         def make() -> tuple[Array, Array]:
-            attend_s = self._of_blocks([attention_seconds(ctx, x, backward=trains) for x in self.alike])
+            attend_s = self._of_blocks([attention_seconds(ctx, x) for x in self.alike])
             return attend_s, layer_flops(ctx.model, 1, 0) + attend * (attend_s == 0)
 
         attend = layer_flops(ctx.model, 0, ctx.m.sequence2 / ctx.m.sequence)
-        return attend, *self._once_made("layer", (ctx.model, trains), make)
+        return attend, *self._once_made("layer", ctx.model, make)
 
     def _floor_s(self, task: Task, layer_passes: int) -> Array:
         ctx, p = self.ctx.of(task), self.parts

@@ -53,11 +53,11 @@ def train_rates(ctx: Context, blocks: Alike, tokens: Array) -> Array:
     return kind.peak_flops * ctx.a.gemm_ceiling * curve * kind.train_efficiency
 
 
-def attention_seconds(ctx: Context, blocks: Alike, *, backward: bool) -> Array:
-    """Seconds a FLOP of attention takes a TP group of each distinct block; 0 where it runs as products do."""
+def attention_seconds(ctx: Context, blocks: Alike) -> Array:
+    """Seconds a FLOP of a forward pass of attention takes a TP group of each distinct block; 0 where it runs as products do."""
     out = np.zeros(len(blocks.tp))
     for degree, at in blocks.degrees:
-        found = train_attention_rate(ctx, blocks.kind, degree, backward=backward)
+        found = train_attention_rate(ctx, blocks.kind, degree)
         if found is not None:
             out[at] = 1 / (found * degree)
     return out

@@ -8,7 +8,7 @@ from planner.cost.rates import Rates
 from planner.cost.sharing import Sharing, sharing
 from planner.model import ModelSpec
 from planner.plan import Task
-from planner.problem import Problem, TrainerKind
+from planner.problem import AttentionKernel, Problem, TrainerKind
 from planner.record import record, replace
 from planner.workload import Workload
 
@@ -28,6 +28,7 @@ class Context:
     row_tokens: int | None = None  # `Capabilities.train_row_tokens`
     direct: bool = False  # `Capabilities.direct_updates`
     shared: Sharing = Sharing()  # of prompts, in a replica
+    train_attention: AttentionKernel = "flash_2"  # `Capabilities.train_attention`
     critic: ModelSpec | None = None  # None: shaped like `model`
     reward: ModelSpec | None = None
 
@@ -71,6 +72,7 @@ def context_of(
         row_tokens=can.train_row_tokens,
         direct=can.direct_updates,
         shared=sharing(problem.workload, m, can.rollout_prefix_block),
+        train_attention=can.train_attention,
         critic=problem.critic_model,
         reward=problem.reward_model,
     )

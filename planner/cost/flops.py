@@ -8,6 +8,9 @@ from planner.cluster import DeviceKind
 from planner.cost.context import Context
 from planner.model import ModelSpec
 
+NEWER_ATTENTION = frozenset({"H100", "H200"})
+"""Kinds whose attention tables are of FlashAttention-3: vLLM takes it from the Hopper generation on, FlashAttention-2 elsewhere."""
+
 
 def layer_flops(model: ModelSpec, tokens: float, tokens2: float) -> float:
     """Forward FLOPs of one layer over sequences with `tokens` = sum S and `tokens2` = sum S^2, causal."""
@@ -58,12 +61,22 @@ def train_rate(ctx: Context, kind: DeviceKind, tokens: float, tp: int) -> float:
     return share * compute_rate(ctx, kind, tokens, tp) * kind.train_efficiency
 
 
-def train_attention_rate(ctx: Context, kind: DeviceKind, tp: int, *, backward: bool) -> float | None:
-    """FLOP/s of one device on attention over the workload's sequences while training (`backward`) or scoring; None where
-    attention is taken to run as fast as products do."""
+def kernel_share(ctx: Context, kind: DeviceKind) -> float:
+    """Rate of the trainer's attention kernel over that of the tables behind a kind's curves; their geometric mean where several
+    tables stand in for its own."""
+    curves = ctx.rates.curves(kind)
+    assert curves is not None, "asked only where there are curves"
+    newer = sum(c.kind in NEWER_ATTENTION for c in curves.sources) / len(curves.sources)
+    share = ctx.a.cudnn_share if ctx.train_attention == "cudnn" else ctx.a.flash_2_share
+    return float(share**newer)
+
+
+def train_attention_rate(ctx: Context, kind: DeviceKind, tp: int) -> float | None:
+    """FLOP/s of one device on a forward pass of a trainer's attention over the workload's sequences; None where attention is taken
+    to run as fast as products do."""
     if ctx.rates.curves(kind) is None:
         return None
-    share = ctx.a.train_attention if backward else ctx.a.train_products
+    share = ctx.a.train_attention * kernel_share(ctx, kind)
     return share * ctx.rates.attention_rate(kind, ctx.model, tp, ctx.m.sequence) * kind.train_efficiency
 
 

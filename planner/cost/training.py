@@ -161,6 +161,16 @@ def passes(workload: Workload, recompute: bool, task: Task = "actor_training") -
     return (4 if recompute else 3) + forward, (3 + forward) if task == "actor_training" else 0
 
 
+def attention_passes(ctx: Context, recompute: bool, task: Task = "actor_training") -> float:
+    """Passes of attention over a layer in units of a forward pass's seconds.
+
+    Backward has 2.5 times a forward pass's FLOPs, five products for two, as the scores are computed again (FlashAttention-2,
+    section 4.1), at `Assumptions.attention_backward` of its rate; recomputation and the proximal pass are forward passes.
+    """
+    layer_passes, _ = passes(ctx.workload, recompute, task)
+    return layer_passes if task not in TRAINING else layer_passes - 2 + 2.5 / ctx.a.attention_backward
+
+
 def layer_s(ctx: Context, stage: StageShape, *, share: float, recompute: bool, task: Task = "actor_training") -> float:
     """Seconds of one layer of a stage for `share` of a step's batch: products, elementwise kernels, TP all-reduces."""
     model, kind = ctx.model, ctx.kind(stage.kind)
@@ -168,9 +178,12 @@ def layer_s(ctx: Context, stage: StageShape, *, share: float, recompute: bool, t
     samples = ctx.workload.samples_per_step * share / stage.dp
     tokens = samples * ctx.m.sequence
     rate = train_rate(ctx, kind, tokens, stage.tp)
-    attention_rate = train_attention_rate(ctx, kind, stage.tp, backward=task in TRAINING) or rate
-    attention = layer_flops(model, 0, samples * ctx.m.sequence2) / (attention_rate * stage.tp)
-    products = layer_passes * (layer_flops(model, tokens, 0) / (rate * stage.tp) + attention)
+    products = layer_passes * layer_flops(model, tokens, 0) / (rate * stage.tp)
+    flops, attention_rate = layer_flops(model, 0, samples * ctx.m.sequence2), train_attention_rate(ctx, kind, stage.tp)
+    if attention_rate is None:
+        products += layer_passes * flops / (rate * stage.tp)
+    else:
+        products += attention_passes(ctx, recompute, task) * flops / (attention_rate * stage.tp)
     # Between the products every kept activation is written and read once a pass.
     moved = 2 * layer_passes * tokens * activation_bytes_per_token(model, stage.tp) / hbm_rate(ctx, kind)
     # Two all-reduces a layer for each pass over it: forward, backward, recomputation (backward counts as two passes).

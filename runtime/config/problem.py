@@ -9,7 +9,7 @@ from planner.cluster import Cluster, Device, DeviceKind, Link
 from planner.model import ModelSpec
 from planner.override import Override
 from planner.plan import Plan
-from planner.problem import Capabilities, Problem
+from planner.problem import AttentionKernel, Capabilities, Problem
 from planner.record import replace
 from planner.workload import Lengths, Workload
 from runtime.cards import divided
@@ -24,6 +24,7 @@ DEFAULT_LINK = Link(latency_s=1e-4, bytes_per_s=1.25e10)
 # Assumption where it names none between regions: as far as across a continent or the Atlantic.
 DEFAULT_CROSS_REGION = Link(latency_s=0.03, bytes_per_s=6.25e8)
 ROW_CEILING = 32768  # tokens of a micro-batch on a GPU, as `runtime.rl.train.room` has it (which imports torch)
+LONG = 2048  # tokens from which "by_length" takes cuDNN, as `runtime.rl.model.attention` has it (likewise)
 HOST_CPU = "host-cpu"  # the kind of a CPU that stands in for a device
 PREFIX_BLOCK, PREFIX_BLOCK_CPU = 16, 32  # tokens of vLLM's KV blocks: its own choice on a GPU, ours on a CPU
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
@@ -147,6 +148,7 @@ def runtime_capabilities(config: Config, cluster: Cluster) -> Capabilities:
         trainer="replicated" if most == 1 else "fsdp",
         train_row_tokens=_row_tokens(config, cluster),
         direct_updates=_direct(config, cluster),
+        train_attention=_attention(config),
         # Straight to the engines, and of several ranks, all weights go.
         weights_full_every=config.weights.full_every if config.weights.path == "store" and most == 1 else 1,
     )
@@ -165,6 +167,13 @@ def _prefix_block(config: Config, cluster: Cluster) -> int | None:
     if config.rollout.engine != "vllm":
         return None
     return PREFIX_BLOCK_CPU if any(k.paced or k.name == HOST_CPU for k in cluster.kinds.values()) else PREFIX_BLOCK
+
+
+def _attention(config: Config) -> AttentionKernel:
+    """The trainer's attention kernel from the Hopper generation on, by the mean sample."""
+    wanted, lengths = config.trainer.attention, config.lengths
+    long = lengths.prompt_mean + lengths.response_mean >= LONG
+    return "cudnn" if wanted == "cudnn" or (wanted in ("auto", "by_length") and long) else "flash_2"
 
 
 def _row_tokens(config: Config, cluster: Cluster) -> int | None:

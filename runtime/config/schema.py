@@ -106,7 +106,7 @@ class AlgorithmSection(Section):
         "rolling", description="who waits for new weights: the replica, everybody, nobody; a run is rolling"
     )
     kv_on_update: Literal["recompute", "keep"] = Field(
-        "recompute", description="what new weights do to the KV cache of running samples; a run recomputes"
+        "recompute", description="what new weights do to the KV cache of running samples; the torch engine recomputes"
     )
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.0, ge=0)

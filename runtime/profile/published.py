@@ -15,7 +15,8 @@ from runtime.rl.weights import GenerationWriter, collect
 from runtime.rl.weights.layout import TensorSpec, spec_of
 from runtime.rl.weights.sender import WeightsSender
 
-LEAST_UPDATES = 2
+LEAST_UPDATES = 3
+LEAST_STEPS = 8  # from one update to the next
 MOST_SHARE = 0.25  # of a bench's seconds from one update to the next, however long the run's steps are
 DEADLINE_S = 20.0  # of a transfer
 logger = logging.getLogger(__name__)
@@ -47,11 +48,12 @@ def weights_of(config: Config, device: torch.device) -> Weights:
     return Weights(tensors, dtype)
 
 
-def period_s(config: Config, plain: Steady, seconds: float) -> float:
-    """From one update to the next: as long as the engine takes for a step's samples, and often enough for a bench of `seconds`."""
+def period_tokens(config: Config, plain: Steady, seconds: float) -> float:
+    """Tokens that the engine decodes from one update to the next: those of a step of the run, or of a share of a bench of `seconds`
+    if they are fewer; and never so few that what is computed anew is not over."""
     samples = config.algorithm.prompts_per_step * config.algorithm.responses_per_prompt
     tokens = samples * max(2.0, config.lengths.response_mean)
-    return min(tokens * plain.step_s / plain.running, MOST_SHARE * seconds)
+    return max(LEAST_STEPS * plain.running, min(tokens, MOST_SHARE * seconds * plain.running / plain.step_s))
 
 
 @contextlib.contextmanager
@@ -67,11 +69,11 @@ def published(
 ) -> Iterator[Publishing]:
     """Generations after `first`, one a period, for as long as the context lasts: straight to the engine where the run's would go
     so. `one_card`: the engine's GPU is that of `source`."""
-    every_s = period_s(config, plain, seconds)
+    tokens = period_tokens(config, plain, seconds)
     way, device = config.weights.path, next(iter(source.tensors.values())).device
     sender: WeightsSender | None = None
     if way == "store" or (way == "auto" and device.type != "cuda"):
-        weights = Publishing(first, _to_disk(config, source, root), period_s=every_s)
+        weights = Publishing(first, _to_disk(config, source, root), period_tokens=tokens)
     else:
         sender = WeightsSender(
             host="127.0.0.1",
@@ -81,7 +83,7 @@ def published(
             deadline_s=DEADLINE_S,
             one_card=one_card,
         )
-        weights = Publishing(first, _straight(sender, source), period_s=every_s, channel=sender.offer)
+        weights = Publishing(first, _straight(sender, source), period_tokens=tokens, channel=sender.offer)
     try:
         yield weights
     finally:

@@ -34,7 +34,7 @@ from runtime.rl.types import (
 )
 
 WARM_SHARE = 0.25  # of a bench's seconds: its first steps load kernels for the shapes of this batch
-LATE_FACTOR, LATE_S = 6.0, 15.0  # a bench that takes so much longer than it should is given up
+LATE_FACTOR, LATE_S = 6.0, 30.0  # a bench that takes so much longer than it should is given up
 LEAST_STEPS = 3
 AGAIN_S = 0.05  # before a generation that could not be made is tried again
 LEAST_PLAIN = 5  # steps without prefill, to take their median
@@ -80,7 +80,8 @@ class Steady:
 
 @record
 class Updated:
-    """What new weights cost, medians over `updates` of them."""
+    """What new weights cost, medians over `updates` of them. Steps that were under way end while an engine takes weights: their time
+    is the pause's, their tokens count as decoded, so `recompute_s` is that much less. The sum holds."""
 
     updates: int
     swap_s: float
@@ -101,6 +102,10 @@ class Publishes(Protocol):
     @property
     def direct(self) -> WeightsRef | None: ...
 
+    def told(self, version: int | None, tokens: int) -> None:
+        """The engine serves `version` and has told so many tokens more."""
+        ...
+
 
 class OneGeneration:
     """The same weights all the time."""
@@ -110,6 +115,9 @@ class OneGeneration:
 
     def __init__(self, ref: WeightsRef) -> None:
         self.stored = ref
+
+    def told(self, version: int | None, tokens: int) -> None:
+        """Nothing follows."""
 
 
 class Supply:
@@ -140,6 +148,7 @@ class Supply:
         new: list[Lease] = []
         while not self.stop and request.version is not None and len(self._held) < self._course.running:
             new.append(self._lease())
+        self._weights.told(request.version, sum(len(a.tokens) for a in request.appends))
         order: ReplicaOrder = "stop" if self.stop else "serve"
         weights = self._weights
         return Answered(
@@ -299,22 +308,19 @@ Make = Callable[[int], WeightsRef | None]
 
 
 class Publishing:
-    """New generations of the same weights at a pace, made in a thread as a trainer's are made beside the engine."""
+    """New generations of the same weights, made in a thread as a trainer's are made beside the engine: the next one when so many
+    tokens have come since the last was taken, so that a slow machine sees as many steps between two as a fast one."""
 
     def __init__(
-        self,
-        first: WeightsRef,
-        make: Make,
-        *,
-        period_s: float,
-        channel: ChannelOffer | None = None,
+        self, first: WeightsRef, make: Make, *, period_tokens: float, channel: ChannelOffer | None = None
     ) -> None:
         """Made ones are `direct` where there is a channel, else `stored`."""
-        self._make, self._period_s = make, period_s
+        self._make, self._period_tokens = make, period_tokens
         self.channel = channel
         self.stored: WeightsRef = first
         self.direct: WeightsRef | None = None
-        self._ended = threading.Event()
+        self._version, self._tokens = first.version, 0
+        self._due, self._ended = threading.Event(), threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="profile-weights", daemon=True)
         self._thread.start()
@@ -324,22 +330,32 @@ class Publishing:
         """What ended it before its time."""
         return self._failure
 
+    def told(self, version: int | None, tokens: int) -> None:
+        """The engine serves `version` and has told so many tokens more."""
+        self._tokens += tokens
+        if version != self._version:
+            self._tokens = 0
+        elif self._tokens >= self._period_tokens:
+            self._due.set()
+
     def close(self) -> None:
         """No more; waits for the one that is being made."""
         self._ended.set()
+        self._due.set()
         self._thread.join(LATE_S)
 
     def _run(self) -> None:
-        version = self.stored.version + 1
         try:
-            while not self._ended.wait(self._period_s):
-                made = self._make(version)
-                while made is None and not self._ended.wait(AGAIN_S):
-                    made = self._make(version)
-                if made is not None and self.channel is not None:
+            while self._due.wait() and not self._ended.is_set():
+                made = self._make(self._version + 1)
+                if made is None:
+                    self._ended.wait(AGAIN_S)
+                    continue
+                self._version, self._tokens = made.version, 0
+                self._due.clear()
+                if self.channel is not None:
                     self.direct = made
-                elif made is not None:
+                else:
                     self.stored = made
-                version += 1
         except Exception as e:  # noqa: BLE001 - told to whoever waits for updates
             self._failure = e

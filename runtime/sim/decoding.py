@@ -60,7 +60,7 @@ class Decoding:
         self.begin = np.zeros(1, dtype=np.int64)  # first slot of each replica, and the end
         self.rep = self.row = self.first = np.zeros(0, dtype=np.int64)
         self.leased_at = np.zeros(0, dtype=np.int64)  # version in force on the replica at the lease
-        self.ends = self.starts = self.before = self.leased_s = np.zeros(0)
+        self.ends = self.starts = self.before = self.leased_s = self.shares = np.zeros(0)
         self._ahead = np.zeros(0)  # tokens of context less V: before - starts
         self.on = self.on_rep = np.zeros(
             0, dtype=np.int64
@@ -90,9 +90,8 @@ class Decoding:
             np.append(a, np.zeros(s, dtype=np.int64)) for a in (self.row, self.first, self.leased_at)
         )
         self.ends = np.append(self.ends, np.full(s, INF))
-        self.starts, self.before, self.leased_s, self._ahead = (
-            np.append(a, np.zeros(s)) for a in (self.starts, self.before, self.leased_s, self._ahead)
-        )
+        for name in ("starts", "before", "leased_s", "shares", "_ahead"):
+            setattr(self, name, np.append(getattr(self, name), np.zeros(s)))
         self._tables()
         return i
 
@@ -120,7 +119,7 @@ class Decoding:
         keep = self.rep != i
         shifted = self.rep[keep]
         self.rep = np.where(shifted > i, shifted - 1, shifted)
-        for name in ("row", "first", "leased_at", "ends", "starts", "before", "leased_s", "_ahead"):
+        for name in ("row", "first", "leased_at", "ends", "starts", "before", "leased_s", "shares", "_ahead"):
             setattr(self, name, getattr(self, name)[keep])
         for name in (
             "v",
@@ -231,15 +230,27 @@ class Decoding:
         self.ends[at] = INF
 
     def lease(
-        self, at: Ints, *, starts: Floats, rows: Ints, lengths: Ints, before: Floats, first: Ints, now_s: Floats
+        self,
+        at: Ints,
+        *,
+        starts: Floats,
+        rows: Ints,
+        lengths: Ints,
+        before: Floats,
+        first: Ints,
+        now_s: Floats,
+        shares: Floats | float = 0.0,
+        found: Floats | float = 0.0,
     ) -> None:
-        """Begin samples in these slots: prefill of `before` tokens each, then `lengths` to decode."""
+        """Begin samples in these slots: prefill of `before` tokens each, then `lengths` to decode. Of their prompts they have
+        `shares` tokens in common with others of their group, and `found` of them are there already."""
         self.starts[at], self.ends[at], self._ahead[at] = starts, starts + lengths, before - starts
+        self.shares[at] = shares
         self.row[at], self.before[at], self.first[at], self.leased_s[at] = rows, before, first, now_s
         r = self.rep[at]
         self.leased_at[at] = self.version[r]
         p0, p1, p2 = self.prefill
-        seconds = (p0[r] + p1[r] * before + p2[r] * before * before) * self.slow[r]
+        seconds = (p0[r] + p1[r] * (before - found) + p2[r] * (before * before - found * found)) * self.slow[r]
         self.stall += np.bincount(r, weights=seconds, minlength=len(self.lanes))
 
     def close_window(self) -> None:
@@ -277,14 +288,34 @@ class Decoding:
         self.version[i] = version
 
     def recompute_s(self, i: int) -> float:
-        """Seconds to prefill the prefixes of all that runs on replica i again."""
+        """Seconds to prefill the prefixes of all that runs on replica i again, what samples share once."""
         mine = slice(int(self.begin[i]), int(self.begin[i + 1]))
         on = np.isfinite(self.ends[mine])
         if not on.any():
             return 0.0
-        contexts = (self.before[mine] + self.v[i] - self.starts[mine])[on]
+        contexts, twice = (self.before[mine] + self.v[i] - self.starts[mine])[on], self.spared(i)
         p0, p1, p2 = self.prefill[:, i]
-        return float((p0 + p1 * contexts.sum() + p2 * (contexts**2).sum()) * self.slow[i])
+        seconds = p0 + p1 * (contexts.sum() - twice.sum()) + p2 * ((contexts**2).sum() - (twice**2).sum())
+        return float(seconds * self.slow[i] / self.lanes[i].speed.recompute_efficiency)
+
+    def spared(self, i: int) -> Floats:
+        """Tokens of KV that running samples of replica i need not have for themselves: all but the first of each group."""
+        mine = slice(int(self.begin[i]), int(self.begin[i + 1]))
+        on = np.isfinite(self.ends[mine])
+        shares = self.shares[mine][on]
+        if not shares.any():
+            return np.zeros(0)
+        _, first = np.unique(self.row[mine][on], return_index=True)
+        twice: Floats = np.delete(shares, first)
+        return twice
+
+    def held_tokens(self, share: float) -> Floats:
+        """Tokens of KV that each replica holds; those that use less than `share` of their room even with every prompt for itself
+        are not looked at more closely."""
+        held: Floats = self.context.copy()
+        for i in np.flatnonzero(self.context > share * self.capacity).tolist():
+            held[i] -= self.spared(i).sum()
+        return held
 
     def spans(self, at: Ints, upto: Floats) -> list[tuple[Ints, Ints]]:
         """Tokens of these slots' samples by version, from the lease until V = `upto`: pairs (versions, tokens), each with an

@@ -71,6 +71,7 @@ class SimulatedFlow:
         self._suspend(i, np.flatnonzero(np.isfinite(d.mine(d.ends, i))) + d.begin[i], lost=lost)
         self.books.retire(d.remove(i))
         self.weights.leave(name)
+        self.groups.homes.leave(name)
         self._updated()
         self.numbers = {lane.name: j for j, lane in enumerate(d.lanes)}
 
@@ -263,13 +264,14 @@ class SimulatedFlow:
     def _evict_overfull(self) -> None:
         """A replica whose KV is full gives back the samples it took last, as engines preempt."""
         d = self.decoding
-        over = d.context > d.capacity
+        context = d.held_tokens(1.0)
+        over = context > d.capacity
         for i in np.flatnonzero(over).tolist() if over.any() else ():
             at = np.flatnonzero(np.isfinite(d.mine(d.ends, i))) + d.begin[i]
             newest = at[np.argsort(-d.starts[at], kind="stable")]
-            contexts = d.before[newest] + d.v[i] - d.starts[newest]
+            contexts = d.before[newest] + d.v[i] - d.starts[newest] - d.shares[newest]
             freed = np.cumsum(contexts)
-            enough = int(np.searchsorted(freed, d.context[i] - RESUME_SHARE * d.capacity[i])) + 1
+            enough = int(np.searchsorted(freed, context[i] - RESUME_SHARE * d.capacity[i])) + 1
             gone = newest[: min(enough, len(newest) - 1)]
             self.books.preempted += len(gone)
             self._suspend(i, gone, lost=False)

@@ -20,6 +20,7 @@ class Granting:
         self.version = 0
         self.begun: Counter[int] = Counter()  # live groups by the version they were begun at; only `wait` needs it
         self._waits = rules.policy.stale == "wait"
+        self._block = rules.block
         self._ramps: dict[str, int] = {}
         self._cold: set[str] = set()  # replicas whose warm-up is not over
         self._speeds: dict[str, dispatch.SpeedModel] = {}
@@ -85,7 +86,8 @@ class Granting:
     def _warm_up(self) -> None:
         """What each replica may hold, by its warm-up and its use of KV."""
         d = self._decoding
-        share = np.where(np.isfinite(d.capacity), d.context / np.maximum(d.capacity, 1.0), 0.0)
+        held = d.held_tokens(dispatch.KV_HIGH_WATER)
+        share = np.where(np.isfinite(d.capacity), held / np.maximum(d.capacity, 1.0), 0.0)
         settled = (d.allowed >= d.slots) & (share * d.slots <= dispatch.KV_HIGH_WATER * d.n)
         for i in np.flatnonzero(~settled).tolist():
             lane = d.lanes[i]
@@ -129,15 +131,21 @@ class Granting:
         sample which takes such a place can end (None: all). They can be given at once, and all is given in the order of
         time."""
         d, g = self._decoding, self._groups
-        self._admit_for(len(at))
-        least = g.least_left(len(at))
+        count = len(at) if self._block is None else self._begin_at_most(at) * g.members
+        self._admit_for(count)
+        least = g.least_left(count)
         if least is None:
             return None
         sooner: Bools = into <= float(d.seconds_into(at, after=least).min())
         return None if sooner.all() else sooner
 
+    def _begin_at_most(self, at: Ints) -> int:
+        """Groups that these slots begin when each replica first takes what is left of its own."""
+        return int((-(-np.bincount(self._decoding.rep[at]) // self._groups.members)).sum())
+
     def _admit_for(self, count: int) -> None:
-        short = count - self._groups.fresh_count
+        g = self._groups
+        short = count - (g.fresh_count if self._block is None else g.fresh_count - g.homes.waiting)
         if short > 0:
             self._admit(min(self.admissible, math.ceil(short / self._rules.responses_per_prompt)))
 
@@ -151,6 +159,9 @@ class Granting:
             at, starts, now_s = at[left], starts[left], now_s[left]
         if not len(at):
             return resumed
+        if self._block is not None:
+            given = self._give_together(at, starts, now_s)
+            return np.concatenate([resumed, given]) if len(resumed) else given
         self._admit_for(len(at))
         if g.fresh_count == 0:
             return resumed
@@ -163,6 +174,61 @@ class Granting:
         g.begin(rows, versions)
         d.lease(at, starts=starts, rows=rows, lengths=lengths, before=g.prompt[rows], first=versions, now_s=now_s)
         return np.concatenate([resumed, at]) if len(resumed) else at
+
+    def _shared(self, rows: Ints) -> Floats:
+        """Tokens of the prompts of these groups that their samples share: whole blocks before the last token."""
+        if self._block is None:
+            return np.zeros(len(rows))
+        shared: Floats = self._block * np.floor((self._groups.prompt[rows] - 1) / self._block)
+        return shared
+
+    def _give_together(self, at: Ints, starts: Floats, now_s: Floats) -> Ints:
+        """`give` where samples of a group share their prompt: each slot in turn takes one of a group whose prompt is there."""
+        d, g, policy = self._decoding, self._groups, self._rules.policy
+        taken: list[tuple[int, int, int, bool]] = []  # place in `at`, row, length, whether its prompt is there
+        begun: dict[int, int] = {}
+        limits: dict[int, int] = {}
+        for k, r in enumerate(d.rep[at].tolist()):
+            name, version = d.lanes[r].name, int(d.version[r])
+            row = self._next_at(name)
+            if row is None:
+                break
+            if g.slot[row] >= limits.setdefault(version, policy.capacity(version)):
+                continue
+            if self._waits and not self._begins(row, version, begun):
+                continue
+            if row == g.next_group:
+                g.open_next()
+            taken.append((k, row, *g.homes.take(row, name)))
+        g.fresh_count -= len(taken)
+        if not taken:
+            return np.zeros(0, dtype=np.int64)
+        places, rows, lengths, known = (np.array(x, dtype=np.int64) for x in zip(*taken, strict=True))
+        at, starts, now_s = at[places], starts[places], now_s[places]
+        versions, prompts = d.version[d.rep[at]], g.prompt[rows]
+        shares = self._shared(rows)
+        g.begin(rows, versions)
+        d.lease(
+            at, starts=starts, rows=rows, lengths=lengths, before=prompts, first=versions, now_s=now_s, shares=shares,
+            found=shares * known,
+        )  # fmt: skip
+        return at
+
+    def _next_at(self, name: str) -> int | None:
+        """The group whose sample a replica takes next, in the order of `dispatch.choose`: of those due first one whose prompt it
+        has, then one that nobody has, then one that others have. None: nothing waits."""
+        g, size = self._groups, self._rules.policy.prompts_per_step
+        oldest, here = next(iter(g.homes), None), g.homes.here(name)
+        if here is not None and g.slot[oldest] // size >= g.slot[here] // size:
+            return here  # a group that is not begun is due no sooner
+        if g.next_group is None:
+            self._admit(min(self.admissible, 1))
+        found = [
+            (g.slot[row] // size, i, row)
+            for i, row in enumerate((here, g.homes.nowhere(), g.next_group, oldest))
+            if row is not None
+        ]
+        return min(found)[2] if found else None
 
     def _resume(self, at: Ints, starts: Floats, now_s: Floats) -> Ints:
         """Suspended samples go on first, each on the first slot whose weights its group allows."""
@@ -189,6 +255,7 @@ class Granting:
                 before=np.array([float(sample.context)]),
                 first=np.array([sample.first]),
                 now_s=now_s[k : k + 1],
+                shares=self._shared(np.array([sample.row])),
             )
             out.append(int(at[k]))
         g.suspended.extendleft(reversed(back))

@@ -10,6 +10,8 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.sim.homes import Homes
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -39,7 +41,8 @@ class GroupTable:
         self.live = np.zeros(0, dtype=bool)
         self._grow(max(rows, 1))
         self.fresh: deque[tuple[Ints, Ints]] = deque()  # rows and lengths of samples that wait, in order
-        self.fresh_count = 0
+        self.fresh_count = 0  # those of `homes` included
+        self.homes = Homes()
         self.suspended: deque[Suspended] = deque()
         self.admitted = self.given_up = 0
 
@@ -81,8 +84,21 @@ class GroupTable:
 
     def unleased_groups(self) -> int:
         """Groups that have a sample which waits to be leased."""
-        rows = [mine for mine, _ in self.fresh] + [np.array([s.row for s in self.suspended], dtype=np.int64)]
+        rows = [mine for mine, _ in self.fresh]
+        rows += [np.array([*self.homes, *(s.row for s in self.suspended)], dtype=np.int64)]
         return len(np.unique(np.concatenate(rows)))
+
+    @property
+    def next_group(self) -> int | None:
+        """Row of the next group of which no sample was leased yet."""
+        return int(self.fresh[0][0][0]) if self.fresh else None
+
+    def open_next(self) -> None:
+        """The next group begins: its samples are now at `homes`, and whole groups alone are left of those fresh."""
+        mine, long = self.fresh.popleft()
+        self.homes.open(int(mine[0]), long[: self.members].tolist())
+        if len(mine) > self.members:
+            self.fresh.appendleft((mine[self.members :], long[self.members :]))
 
     def take_fresh(self, count: int) -> tuple[Ints, Ints]:
         """(rows, response lengths) of the next `count` fresh samples, in order; fewer where there are fewer."""
@@ -112,7 +128,8 @@ class GroupTable:
 
     def least_left(self, count: int) -> int | None:
         """Fewest tokens to sample of the next `count` fresh samples and of those suspended; None: nothing waits."""
-        out, n = [x.left for x in self.suspended], 0
+        known, n = self.homes.least_left, 0
+        out = [x.left for x in self.suspended] + ([] if known is None else [known])
         for _, lengths in self.fresh:
             if n >= count:
                 break
@@ -148,5 +165,7 @@ class GroupTable:
         gone = np.array(sorted(rows), dtype=np.int64)
         left = [(mine[stay], long[stay]) for mine, long in self.fresh for stay in (~np.isin(mine, gone),)]
         self.fresh = deque(f for f in left if len(f[0]))
-        self.fresh_count = sum(len(mine) for mine, _ in self.fresh)
+        for row in rows:
+            self.homes.forget(row)
+        self.fresh_count = sum(len(mine) for mine, _ in self.fresh) + self.homes.waiting
         self.suspended = deque(s for s in self.suspended if s.row not in rows)

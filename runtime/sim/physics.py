@@ -106,6 +106,7 @@ def flow_rules(
         pause_all=w.update_mode == "pause" and not sync,
         overlapped=w.overlapped_updates or (problem.capabilities.direct_updates and not sync),
         recompute=w.kv_on_update == "recompute" and not sync,
+        block=problem.capabilities.rollout_prefix_block if w.responses_per_prompt > 1 else None,
         windows=windows,
         steps=steps,
     )

@@ -30,5 +30,8 @@ class FlowRules:
     pause_all: bool = False  # the trainer waits for every replica's update
     overlapped: bool = False  # nobody waits for the transfer, but for the swap at its end
     recompute: bool = True  # new weights make running samples prefill again
+    block: int | None = (
+        None  # tokens of the KV blocks in which samples of a group share their prompt; None: nothing is shared
+    )
     windows: int = 8  # in the mean time that a sample takes
     steps: int | None = None

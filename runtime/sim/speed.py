@@ -29,6 +29,7 @@ class ReplicaSpeed:
     kv_s: Floats  # seconds more for each token of context of all running samples together
     kv_tokens: float  # tokens of context that fit
     prefill: tuple[float, float, float] = (0.0, 0.0, 0.0)  # seconds of a prefill: p0 + p1 tokens + p2 tokens^2
+    recompute_efficiency: float = 1.0  # of prefixes computed anew after an update, beside that
 
     def __post_init__(self) -> None:
         if self.slots < 1 or len(self.base_s) != self.slots + 1 or len(self.kv_s) != self.slots + 1:
@@ -59,6 +60,7 @@ def replica_speed(ctx: Context, shape: ReplicaShape, slots: int) -> ReplicaSpeed
         kv_s=kv / reached,
         kv_tokens=replica_kv_capacity_bytes(ctx, shape.kind, shape.tp, shape.pp) / each,
         prefill=(p0 / reached, p1 / reached, p2 / reached),
+        recompute_efficiency=ctx.kind(shape.kind).recompute_efficiency,
     )
 
 

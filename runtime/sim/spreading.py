@@ -66,6 +66,6 @@ class Spreading:
         d.stall[i] += self._paths[name].swap_s
         if self._rules.recompute:
             d.stall[i] += d.recompute_s(i)
-            self._books.recomputed_tokens += int(d.context[i])
+            self._books.recomputed_tokens += int(d.context[i] - d.spared(i).sum())
         if version < newest:
             self.send(name, i, newest, now_s)

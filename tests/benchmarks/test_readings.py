@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks import predicted_training as formula
 from benchmarks.bench_weights import goal_s
 from benchmarks.compare_trl import LAST, rows_of, summary
 
 READINGS = Path(__file__).parent / "readings"
 PAGE = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
 ETA = 4
+LONG_RUN: dict[str, Any] = {"file": "trainer-h200", "gpus": 1, "shape": "1.5b", "length": 8192}
 UNDISTURBED = 112  # steps before the first kill
 
 
@@ -72,6 +74,17 @@ def test_training_speed_is_told_as_read(file: str, name: str, way: str) -> None:
     ours, plain = (read[f"{name}_{who}_tokens_per_s"] for who in (f"ours_{way}", "hf"))
     assert ours > plain
     assert f"| {ours:,.0f} | {plain:,.0f} | {ours / plain:.2f} |" in PAGE
+
+
+def test_the_training_formula_beside_our_trainer_is_told_as_it_is() -> None:
+    assert formula.table() in PAGE
+    flash, cudnn = (
+        formula.Run(**{**LONG_RUN, "name": n, "kernel": k})
+        for n, k in (("ours_auto", "flash_2"), ("ours_cudnn", "cudnn"))
+    )
+    more = [formula.TOKENS / of(flash) - formula.TOKENS / of(cudnn) for of in (formula.predicted, formula.measured)]
+    assert more == pytest.approx([0.22, 0.22], abs=0.01)
+    assert formula.predicted(flash) == pytest.approx(formula.measured(flash), rel=0.06)
 
 
 def steps_of(name: str) -> list[dict[str, Any]]:
@@ -134,16 +147,16 @@ def test_admission_is_told_as_read() -> None:
     assert f"{together:,.0f} tokens/s, each at once {at_once:,.0f}" in PAGE
 
 
+def read_steps(name: str) -> tuple[float, float]:
+    """Seconds of a step, and trained tokens/s, of steps 5 to 30."""
+    steps = [json.loads(line) for line in (READINGS / name).read_text().splitlines()][5:31]
+    assert [r["step"] for r in steps] == list(range(5, 31))
+    seconds = steps[-1]["time_unix_s"] - steps[0]["time_unix_s"]
+    return seconds / (len(steps) - 1), sum(r["trained_tokens"] for r in steps[1:]) / seconds
+
+
 def test_one_card_in_two_parts_is_told_as_read() -> None:
     """Beside the same steps of the run on two cards; and that nothing was lost when its processes were killed."""
-
-    def read_steps(name: str) -> tuple[float, float]:
-        """Seconds of a step, and trained tokens/s, of steps 5 to 30."""
-        steps = [json.loads(line) for line in (READINGS / name).read_text().splitlines()][5:31]
-        assert [r["step"] for r in steps] == list(range(5, 31))
-        seconds = steps[-1]["time_unix_s"] - steps[0]["time_unix_s"]
-        return seconds / (len(steps) - 1), sum(r["trained_tokens"] for r in steps[1:]) / seconds
-
     (one_s, one), (two_s, two) = read_steps("live-smollm2-1xh200.jsonl"), read_steps("learn-smollm2-2xh200.jsonl")
     assert f"steps 5 to 30 took {one_s:.2f} s, {one:,.0f}"[:-2] in PAGE  # to hundreds
     assert f"took {two_s:.2f} s, {two:,.0f}"[:-2] in PAGE
@@ -155,3 +168,25 @@ def test_one_card_in_two_parts_is_told_as_read() -> None:
     for k in kills:
         assert f" {read[f'{k}_in_service_s']:.{1 if k == 'kill_daemon' else 0}f} s" in PAGE
     assert max(read["memory_used_bytes_after"]) < 1e9
+
+
+def test_a_kept_cache_and_swapped_parts_are_told_as_read() -> None:
+    read = json.loads((READINGS / "keep-smollm2-1xh200.json").read_text())
+    seconds, rate = read_steps("keep-smollm2-1xh200.jsonl")
+    assert f"steps 5 to 30 took {seconds:.2f} s, {rate:,.0f}"[:-2] in PAGE  # to hundreds
+    assert (read["audit_faults"], read["exit_code"], read["staleness_max"]) == ([], 0, ETA)
+    for swap in ("swap", "swap_back"):
+        assert read[f"{swap}_identity_holds"]
+        assert f" {read[f'{swap}_in_service_s']:.0f} s" in PAGE
+        assert f" {read[f'{swap}_two_steps_s']:.0f} s" in PAGE
+    assert f"from {read['reward_first_20']:.3f} (first 20 steps) to {read['reward_last_20']:.3f}" in PAGE
+    rows = [json.loads(line) for line in (READINGS / "keep-smollm2-1xh200.jsonl").read_text().splitlines()]
+    apart = [r["engine_trainer_logprob_diff"] for r in rows if "engine_trainer_logprob_diff" in r]
+    assert f"mean {statistics.fmean(apart):.3f}, at most {read['logprob_difference_max']:.2f}" in PAGE
+
+
+def test_generation_beside_vllm_alone_is_told_as_read() -> None:
+    read = json.loads((READINGS / "generation-h200.json").read_text())
+    ours, alone = (read[f"{who}_1.5b_256_sequences_tokens_per_s"] for who in ("hexctl", "vllm"))
+    assert ours / alone >= 0.97
+    assert f"{ours:,.0f} tokens/s, vLLM alone {alone:,.0f}" in PAGE

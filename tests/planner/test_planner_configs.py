@@ -15,9 +15,10 @@ from planner.errors import UnknownName
 from planner.model import load_model_spec
 from planner.override import Override
 from planner.record import replace
-from runtime.config.problem import ROW_CEILING, cluster_from_config, problem_from_config
+from runtime.config.problem import LONG, ROW_CEILING, cluster_from_config, problem_from_config
 from runtime.config.schema import Config
 from runtime.errors import ConfigError
+from runtime.rl.model import attention as torch_attention
 from runtime.rl.train import room
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -166,6 +167,26 @@ def test_weights_go_straight_to_engines_as_the_run_sends_them(path: str, kinds: 
     c = config(planner={"capabilities": "runtime"}, fleet=fleet, weights={"path": path})
     caps = problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path)).capabilities
     assert caps.direct_updates == direct
+
+
+@pytest.mark.parametrize(
+    ("attention", "prompt", "response", "kernel"),
+    [
+        ("auto", 48, 2000, "cudnn"),  # 2,048 tokens, from which our trainer takes it
+        ("auto", 47, 2000, "flash_2"),
+        ("by_length", 100, 4000, "cudnn"),
+        ("varlen", 100, 4000, "flash_2"),
+        ("cudnn", 10, 20, "cudnn"),
+    ],
+)
+def test_plans_take_the_attention_kernel_of_our_trainer(
+    attention: str, prompt: int, response: int, kernel: str
+) -> None:
+    lengths = {"prompt_mean": prompt, "prompt_max": 100, "response_mean": response, "response_max": 8000}
+    c = config(lengths=lengths, trainer={"attention": attention}, planner={"capabilities": "runtime"})
+    p = problem_from_config(c, cluster_from_config(c), load_model_spec(CONFIGS / c.model.path))
+    assert p.capabilities.train_attention == kernel
+    assert torch_attention.LONG == LONG, "written twice, as one of them is beside an import of torch"
 
 
 def test_ranks_of_two_kinds_and_deltas_are_planned_where_the_file_says_so() -> None:

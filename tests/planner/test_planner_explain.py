@@ -31,14 +31,31 @@ def strongest(p: Problem) -> str:
 
 def pinned(**changes: object) -> Problem:
     """d0 trains and d1 generates."""
-    return problem(
-        PAIR, capabilities=SINGLE, overrides=(Override(device="d0", kind="pin", role="train"),), **changes
-    )  # fmt: skip
+    said = {"capabilities": SINGLE, **changes}
+    return problem(PAIR, overrides=(Override(device="d0", kind="pin", role="train"),), **said)
 
 
 def slow(p: Problem, name: str, **changes: float) -> Problem:
     kinds = {**p.cluster.kinds, name: replace(p.cluster.kinds[name], **changes)}
     return replace(p, cluster=replace(p.cluster, kinds=kinds))
+
+
+def test_shared_prompts_and_checkpoints_are_told_where_they_matter() -> None:
+    asked = workload(prompt=Lengths(mean_tokens=1301, max_tokens=1301), checkpoint_every=4)
+    can = replace(SINGLE, rollout_prefix_block=16)
+    p = pinned(workload=asked, capabilities=can)
+
+    def told(q: Problem) -> str:
+        return "\n".join(planned(q).explanation.lines)
+
+    # 1,296 of 1,301 tokens once in four samples: 5 + 1,296 / 4 are prefilled a sample.
+    assert "4 samples of a prompt share 1296 of its 1301 tokens on a replica: 329 are prefilled a sample" in told(p)
+    assert "share" not in told(replace(p, capabilities=SINGLE))
+    short = replace(p, workload=replace(asked, prompt=Lengths(mean_tokens=20, max_tokens=20)))
+    assert "of its 20 tokens" not in told(short)
+    assert "checkpoints" not in told(p)
+    saving = slow(p, "compute", train_fixed_s=5.0, checkpoint_s=5.0)
+    assert "checkpoints are 5 s of a step's training (one in 4 steps: 20 s each)" in told(saving)
 
 
 def test_each_bottleneck_is_found() -> None:

@@ -1,5 +1,6 @@
 """The cost model against measurements of others: the committed error figures hold, on the raw tables and on a thinned sample."""
 
+import csv
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from benchmarks.caches import CACHE_BYTES, GEMM_COPIES
 from benchmarks.curves import gemm_points, width_of
-from benchmarks.validation import steps
+from benchmarks.validation import pipelines, steps
 from benchmarks.validation.figures import figure, positive_fit, spearman
 from benchmarks.validation.gate import RAW, SAMPLE, committed, recompute, worse
 from planner.calibration.shipped import MEASURED, curves_of, shipped
@@ -77,3 +78,20 @@ def test_the_parts_of_a_published_step_add_up_to_it() -> None:
         assert 0 <= 1 - r.parts_s / r.step_s < 0.04
     first = rows[0]
     assert first.parts_s == pytest.approx(357.41 + 107.71 + 313.81)
+
+
+def test_gpt_neos_layers_on_gh200_are_its_own_and_not_the_copy_of_opt_350s() -> None:
+    with (SAMPLE / "sailor_layer_times.csv").open(newline="") as file:
+        table = [r for r in csv.DictReader(file) if r["gpu"] == "GH-96"]
+    opt, neo = ([{**r, "model": ""} for r in table if r["model"] == m] for m in ("OPT-350", "GPT-Neo-2.7"))
+    assert opt == neo
+    assert len(opt) == 63
+    known = pipelines.layer_seconds(SAMPLE)
+    assert known["OPT-350", "GH-96", 4, 4, "block"] == pytest.approx(0.001857 + 0.003312)
+    assert known["GPT-Neo-2.7", "GH-96", 4, 4, "block"] == pytest.approx(0.003356 + 0.007141)
+    assert ("GPT-Neo-2.7", "GH-96", 128, 4, "block") not in known  # only the copy has it
+    # A stage of 7 layers: the embedding and six blocks; one of 9, the last: eight blocks and the head.
+    run = next(x for x in pipelines.iterations(SAMPLE) if x.name.endswith("GPT-NEO/N16/plan_config_N16_D4.json"))
+    first, *_, last = pipelines.stage_seconds(run, known)
+    assert first == pytest.approx(0.001101 + 6 * 0.010497)
+    assert last == pytest.approx(8 * 0.010497 + 0.000993)

@@ -1,8 +1,12 @@
 """The engine's costs told apart, against an engine in virtual time whose costs are known; and the samples that it is given."""
 
 import itertools
+import queue
 import random
 import statistics
+import threading
+import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -185,19 +189,38 @@ def test_the_first_samples_come_as_a_steady_state_leaves_them() -> None:
     assert max(x.max_new_tokens for x in short.send(request(1)).result(0.0).leases) <= 120
 
 
-def test_a_generation_that_cannot_be_made_is_tried_again_and_a_failure_is_kept() -> None:
+def test_a_generation_follows_so_many_tokens_after_the_last_was_taken() -> None:
+    """Every 10 tokens; the first try fails for want of a place, the fourth for good."""
     first = WeightsRef(lineage=0, version=4, path="", digest="d")
-    asked: list[int] = []
+    asked: queue.Queue[int] = queue.Queue()
+    tries = iter(range(1, 5))
 
     def make(version: int) -> WeightsRef | None:
-        asked.append(version)
-        if len(asked) == 4:
+        nth = next(tries)
+        asked.put(version)
+        if nth == 4:
             raise OSError("the disk is full")
-        return None if len(asked) == 1 else WeightsRef(lineage=0, version=version, path="", digest=f"d{version}")
+        return None if nth == 1 else WeightsRef(lineage=0, version=version, path="", digest=f"d{version}")
 
-    weights = Publishing(first, make, period_s=0.0)
-    weights._thread.join(20)
-    assert asked == [5, 5, 6, 7]
-    assert (weights.stored.version, weights.direct) == (6, None)
-    assert isinstance(weights.failed, OSError)
+    weights = Publishing(first, make, period_tokens=10)
+    weights.told(4, 9)
+    weights.told(4, 1)
+    assert [asked.get(timeout=20), asked.get(timeout=20)] == [5, 5]
+    until(lambda: weights.stored.version == 5)
+    weights.told(4, 100)
+    assert asked.empty(), "it is not taken yet"
+    weights.told(5, 10)
+    assert asked.get(timeout=20) == 6
+    until(lambda: weights.stored.version == 6)
+    assert (weights.direct, weights.failed) == (None, None)
+    weights.told(6, 10)
+    assert asked.get(timeout=20) == 7
+    until(lambda: isinstance(weights.failed, OSError))
     weights.close()
+
+
+def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
