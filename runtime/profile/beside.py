@@ -229,7 +229,9 @@ def _engine(config: Config, task: EngineTask, folder: Path, say: Callable[..., N
     torch.set_num_threads(own.threads_of("run_engine", device))
     if task.card and config.rollout.engine == "torch":
         torch.cuda.set_per_process_memory_fraction(1 / task.parts, device)
-    asked, ended = _heard(sys.stdin.buffer)
+    asked, ended = _heard(
+        open(0, "rb", buffering=0, closefd=False)
+    )  # a buffer's lock would be held when this process ends
 
     def work(engine: Any, course: Course, ref: WeightsRef) -> None:
         seconds = FIRST_S
