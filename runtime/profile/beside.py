@@ -10,6 +10,7 @@ when a line comes, and ends with its standard input. It tells everything as line
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import subprocess
@@ -19,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -57,6 +58,7 @@ def measured_beside(
 ) -> dict[str, tuple[Any, ...]]:
     """Points of both roles by table. `device`: the trainer's; `folder`: on the disk that the run writes to. RunError where one of the
     two does not come up."""
+    config = config.model_copy(update={"fleet": config.fleet.model_copy(update={"gpu_parts": task.parts})})
     with _part_of(device, task.parts), engine_at_work(config, task, folder) as engine:
         if device.type == "cuda":  # compiles while the engine comes up
             turns = _Counted()
@@ -228,7 +230,7 @@ def _engine(config: Config, task: EngineTask, folder: Path, say: Callable[..., N
     torch.set_num_threads(own.threads_of("run_engine", device))
     if task.card and config.rollout.engine == "torch":
         torch.cuda.set_per_process_memory_fraction(1 / task.parts, device)
-    asked, ended = _heard(sys.stdin.buffer)
+    asked, ended = _heard(io.FileIO(0, closefd=False))  # a buffer's lock would be held when this process ends
 
     def work(engine: Any, course: Course, ref: WeightsRef) -> None:
         seconds = FIRST_S
@@ -251,7 +253,7 @@ def _engine(config: Config, task: EngineTask, folder: Path, say: Callable[..., N
     )
 
 
-def _heard(lines: IO[bytes]) -> tuple[threading.Event, threading.Event]:
+def _heard(lines: io.RawIOBase) -> tuple[threading.Event, threading.Event]:
     """Events that are set by the first line, and by the end, which is both."""
     asked, ended = threading.Event(), threading.Event()
 

@@ -136,7 +136,8 @@ def _publisher(config: Config, root: Path, device: torch.device) -> Iterator[Dir
         yield None
         return
     bucket = int(weights.bucket)
-    direct = DirectPublisher(root, Loopback(device, bucket), bucket_bytes=bucket, full_every=weights.full_every)
+    sender = Loopback(device, bucket, one_card=(config.fleet.gpu_parts or 1) > 1)
+    direct = DirectPublisher(root, sender, bucket_bytes=bucket, full_every=weights.full_every)
     try:
         yield direct
     finally:

@@ -34,10 +34,11 @@ class Turns:
 
 
 class Loopback:
-    """Stands where the sender to engines does in a machine without any: packs and sums every bucket, sends it nowhere."""
+    """Stands where the sender to engines does in a machine without any: packs and sums every bucket, sends it nowhere. To engines on
+    the same card (`one_card`) weights go through the host's memory, and here as far as that."""
 
-    def __init__(self, device: torch.device, bucket_bytes: int) -> None:
-        self._device, self._bucket_bytes = device, bucket_bytes
+    def __init__(self, device: torch.device, bucket_bytes: int, *, one_card: bool = False) -> None:
+        self._device, self._bucket_bytes, self._one_card = device, bucket_bytes, one_card
         self._buffers: list[torch.Tensor] = []
 
     @property
@@ -53,7 +54,11 @@ class Loopback:
         size = min(layout.bucket_bytes, layout.total)
         if not self._buffers:
             self._buffers = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(BUFFERS)]
-        sums = [checksum(data) for _, data in filled(layout, source.full_weights(), self._buffers)]
+        sums = []
+        for _, data in filled(layout, source.full_weights(), self._buffers):
+            sums.append(checksum(data))
+            if self._one_card:
+                data.cpu()
         found: list[list[int]] = torch.stack(sums).tolist()
         return Transfer(
             lineage=source.lineage,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hexctl.cli.commands.doctor_calibration import OLD_DAYS, MachineFacts, calibration_findings, judged
+from hexctl.cli.commands.doctor_calibration import OLD_DAYS, MachineFacts, calibration_findings, judged, parts_finding
 from hexctl.cli.main import main
 from hexctl.cli.probe import Gpus
-from planner.calibration import Calibration, KindTables, Provenance, encode
+from planner.calibration import Calibration, EngineRate, KindTables, Provenance, TrainerRate, encode
 from planner.record import replace
 
 NOW = MachineFacts(
@@ -85,3 +85,45 @@ def test_absent_broken_and_there(tmp_path: Path, capfd: pytest.CaptureFixture[st
     path.write_text(encode(Calibration(kinds=(KindTables(kind="wide", provenance=replace(PACED, host="")),))))
     main(["doctor", "--root", str(tmp_path)])
     assert "calibration of wide" in capfd.readouterr().out
+
+
+RATE = EngineRate(phase="decode", model="m", params=1, tp=1, running=8, context=100, tokens_per_s=1e3)
+TURN = TrainerRate(
+    model="m", params=1, devices=1, sequence_tokens=10, micro_batch=1, recompute=False, tokens_per_s=1e3
+)  # fmt: skip
+
+
+def of_parts(gpu_parts: int | None, count: int, *kinds: KindTables) -> list[tuple[str, str]]:
+    gpus = Gpus(count=count, names=(CARD.device,) * count)
+    return [(f.verdict, f.found) for f in parts_finding(gpu_parts, Calibration(kinds=kinds), gpus)]
+
+
+def test_a_gpu_that_counts_as_parts_is_told_with_whose_rates_it_is_planned() -> None:
+    """One GPU alone is two devices. Rates of both roles on parts come before those of whole cards; another card's count for none."""
+    own = KindTables(kind="H100 1/2", provenance=CARD, engine=(RATE,), trainer=(TURN,))
+    card = KindTables(kind="H100", provenance=CARD, engine=(RATE,), trainer=(TURN,))
+    elsewhere = replace(own, provenance=replace(CARD, device="NVIDIA L4"))
+    alone = "a GPU counts as 2 devices that take turns on it, as there is one alone; planned "
+    by_card = alone + "by H100, measured on whole cards, and the rest assumed"
+    assert of_parts(None, 1, card, own) == [("ok", alone + "by H100 1/2, each role measured beside the other")]
+    assert of_parts(None, 1, card) == [("note", by_card)]
+    assert of_parts(None, 1, card, replace(own, trainer=())) == [("note", by_card)]
+    assert of_parts(None, 1, elsewhere) == [("note", alone + "with nothing measured, and the rest assumed")]
+    assert of_parts(None, 2, own) == []
+    assert of_parts(1, 1, own) == []
+    assert of_parts(2, 0, own) == []
+    [(verdict, found)] = of_parts(3, 2, card, own)
+    assert (verdict, "counts as 3 devices that take turns on it; planned by H100, measured" in found) == ("note", True)
+    assert [f.what for f in calibration_findings(Path("absent"), Gpus(count=1, names=(CARD.device,)))] == [
+        "GPUs in parts",
+        "calibration",
+    ]
+
+
+def test_the_doctor_looks_at_what_a_configuration_names(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "calibration.json").write_text(encode(Calibration(kinds=(KindTables(kind="mine", provenance=PACED),))))
+    main(["doctor", "local", "--root", str(tmp_path), "--output", "json"])
+    rows = [f["what"] for f in json.loads(capfd.readouterr().out)]
+    assert "calibration of mine" in rows
+    assert f"free disk at {tmp_path}" in rows
+    assert "GPUs in parts" not in rows

@@ -66,6 +66,15 @@ def call(capfd: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> tuple[
     return out, err
 
 
+def test_cards_in_parts_are_planned_and_it_is_said_how(small: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    small.write_text(SMALL.replace("40 GB", "90 GB"))
+    out, talk = call(capfd, "plan", str(small), "--set", "fleet.gpu_parts=2", "--output", "json")
+    kinds = {p["kind"] for p in json.loads(out)["placements"]}
+    assert kinds == {"card 1/2"}
+    assert "card 1/2: not measured, with its part of the card for kernels and waits for turns assumed" in talk
+    assert "card 1/2" not in call(capfd, "plan", str(small), "--output", "json")[1]
+
+
 def test_plan_without_torch_ray_or_textual_writes_nothing_but_json() -> None:
     done = without_the_workload("plan", "local", "--output", "json")
     assert done.returncode == 0, done.stderr

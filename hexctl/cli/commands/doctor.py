@@ -14,29 +14,41 @@ from hexctl.cli.exits import Exit
 from hexctl.cli.extras import missing
 from hexctl.cli.finding import Finding
 from hexctl.cli.main import COMMANDS
-from hexctl.cli.options import answer, output_option
+from hexctl.cli.options import answer, load, output_option
 from hexctl.cli.probe import Gpus, probe
 from hexctl.cli.processes import descendants
 from hexctl.cli.render.text import size, table
-from runtime.config.calibration import NAME
+from runtime.config.calibration import NAME, calibration_file
 from runtime.paths import short_root
 from runtime.runs import list_runs
 
 FREE_FLOOR_BYTES = 1e9
 
 
-@click.command(help=COMMANDS["doctor"][1] + "\n\nExit code 2 when something must be mended before a run can start.")
+@click.command(
+    help=COMMANDS["doctor"][1]
+    + "\n\nWith a CONFIG (a file or the name of a shipped one) its devices, calibration and folder of runs are looked at. Exit code 2 "
+    "when something must be mended before a run can start."
+)
+@click.argument("config", metavar="[CONFIG]", required=False)
 @click.option(
     "--root",
     type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Folder that holds run folders.",
+    help='Folder that holds run folders; default: run.root of CONFIG, else "runs".',
 )
 @output_option
-def doctor(root: Path, output: str) -> int:
-    gpus = probe()
-    found = [*_python(), *_ray(), *_gpus(gpus), *calibration_findings(root / NAME, gpus), *_disk(root), *_sockets()]
+def doctor(config: str | None, root: Path | None, output: str) -> int:
+    gpus, parts = probe(), None
+    measured = None if root is None else root / NAME
+    if config is not None:
+        asked = load(config, ()).config
+        parts, root = asked.fleet.gpu_parts, root or asked.run.root
+        measured = calibration_file(asked) if measured is None else measured
+        if asked.fleet.source not in ("gpus", "auto"):
+            parts = 1
+    root = root or Path("runs")
+    file = measured or root / NAME
+    found = [*_python(), *_ray(), *_gpus(gpus), *calibration_findings(file, gpus, parts), *_disk(root), *_sockets()]
     found += [*_ports(), *_runs(root), *_terminal()]
     rows = [(f.verdict, f.what, f.found, f.hint) for f in found]
     document = [{"what": f.what, "verdict": f.verdict, "found": f.found, "hint": f.hint} for f in found]

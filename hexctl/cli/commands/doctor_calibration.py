@@ -7,8 +7,10 @@ from pathlib import Path
 from hexctl.cli.finding import Finding
 from hexctl.cli.probe import Gpus
 from planner.calibration import Calibration, KindTables
+from planner.cluster import whole_of
 from planner.errors import HexError
 from planner.record import record
+from runtime.cards import parts_by_default
 
 OLD_DAYS = 30  # drivers, clocks and our own engine change; a month is a guess at how fast
 ANEW = "hexctl profile measures it anew"
@@ -25,11 +27,12 @@ class MachineFacts:
     devices: tuple[str, ...]  # names the driver gives
 
 
-def calibration_findings(path: Path, gpus: Gpus) -> Iterator[Finding]:
-    """What is to be said of the file at `path`. Reads it and nothing else."""
+def calibration_findings(path: Path, gpus: Gpus, gpu_parts: int | None = None) -> Iterator[Finding]:
+    """What is to be said of the file at `path`, and of GPUs in parts. Reads the file and nothing else."""
     from runtime.config.calibration import load_calibration
 
     if not path.exists():
+        yield from parts_finding(gpu_parts, None, gpus)
         yield Finding(
             what="calibration",
             verdict="note",
@@ -43,7 +46,35 @@ def calibration_findings(path: Path, gpus: Gpus) -> Iterator[Finding]:
         hint = f"remove it or measure anew: hexctl profile --out {path}"
         yield Finding(what="calibration", verdict="fault", found=f"{path}: {e.what}", hint=hint)
         return
+    yield from parts_finding(gpu_parts, calibration, gpus)
     yield from judged(calibration, facts_of(gpus))
+
+
+def parts_finding(gpu_parts: int | None, calibration: Calibration | None, gpus: Gpus) -> Iterator[Finding]:
+    """How many devices each GPU counts as, and whose rates plans count them with; nothing where it is one. Pure."""
+    parts = gpu_parts or parts_by_default(gpus.count or 0)
+    if parts == 1 or not gpus.count:
+        return
+    counts = f"a GPU counts as {parts} devices that take turns on it" + ("" if gpu_parts else ", as there is one alone")
+    known = () if calibration is None else calibration.kinds
+    here = [t for t in known if t.provenance.device in gpus.names]
+    own = [t for t in here if whole_of(t.kind)[1] == parts and t.engine and t.trainer]
+    alone = [t for t in here if whole_of(t.kind)[1] == 1 and (t.engine or t.trainer)]
+    if own:
+        names = ", ".join(t.kind for t in own)
+        yield Finding(
+            what="GPUs in parts",
+            verdict="ok",
+            found=f"{counts}; planned by {names}, each role measured beside the other",
+        )
+        return
+    whose = f"by {', '.join(t.kind for t in alone)}, measured on whole cards" if alone else "with nothing measured"
+    yield Finding(
+        what="GPUs in parts",
+        verdict="note",
+        found=f"{counts}; planned {whose}, and the rest assumed",
+        hint="hexctl profile CONFIG measures both roles beside each other on parts",
+    )
 
 
 def facts_of(gpus: Gpus) -> MachineFacts:

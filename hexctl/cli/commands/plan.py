@@ -4,7 +4,7 @@ no torch, no Ray."""
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,12 @@ from hexctl.cli.stopping import stop_after
 from planner.export import EXPORTERS
 from planner.problem import Budget, Problem
 from planner.solution import Feasible, Infeasible, Solution
+
+if TYPE_CHECKING:  # it costs numpy to import
+    from planner.calibration import Calibration
+
+
+ASSUMED_OF_PARTS = "with its part of the card for kernels and waits for turns assumed"
 
 
 @click.command(help=COMMANDS["plan"][1] + "\n\nCONFIG is a file or the name of a shipped one.")
@@ -121,7 +127,7 @@ def problem_of(config: Any, calibration: str | None = None) -> Problem:
     means those that are here, whatever the file lists. `calibration`: as --calibration."""
     from planner.model import load_model_spec
     from runtime.config.calibration import calibration_file, load_calibration
-    from runtime.config.problem import cluster_from_config, problem_from_config
+    from runtime.config.problem import cluster_from_config, engine_name, problem_from_config
 
     file = calibration_file(config, named=calibration)
     measured = None
@@ -138,7 +144,26 @@ def problem_of(config: Any, calibration: str | None = None) -> Problem:
             say(note)
     else:
         cluster = cluster_from_config(config)
-    return problem_from_config(config, cluster, model, calibration=measured)
+    problem = problem_from_config(config, cluster, model, calibration=measured)
+    if config.planner.capabilities == "runtime":
+        _say_of_parts(problem, measured, engine_name(config))
+    return problem
+
+
+def _say_of_parts(problem: Problem, measured: "Calibration | None", engine: str) -> None:
+    """Whose rates parts of cards are planned with."""
+    parts = [k for k in problem.cluster.kinds.values() if k.part_of]
+    if not parts:
+        return
+    from planner.calibrated import rates_from
+
+    found = rates_from(problem, measured, engine)
+    for kind in parts:
+        whose = found.get(kind.name)
+        if whose == kind.name:
+            say(f"{kind.name}: as measured on parts, each role beside the other")
+        else:
+            say(f"{kind.name}: {f'as {whose} was measured, ' if whose else 'not measured, '}{ASSUMED_OF_PARTS}")
 
 
 def _timed(problem: Problem, scheduler: str, limit_s: float, evaluations: int | None) -> tuple[Solution, float]:
