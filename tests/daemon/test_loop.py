@@ -1,7 +1,7 @@
 """What the loop does about single things, end to end over the simulated fleet."""
 
 import pytest
-from simworld import SimWorld, device
+from simworld import TICK_S, SimWorld, device
 
 from runtime.backends.simulated.script import Behaviour, DeviceJoins, DeviceLeaves, DeviceSlows, UnitDies, UnitHangs
 from runtime.core.action import DrainReplica, QuiesceTrainer, StartReplica, StartTrainer, StopReplica, StopTrainer
@@ -186,6 +186,22 @@ def test_half_the_fleet_gone_at_once_is_one_plan() -> None:
     world.settle(60)
     assert world.loop.state.plan_rev == rev + 1
     assert sorted(world.standing()) == ["d0", "d1", "d6", "d7"]
+
+
+def test_a_loss_throws_the_planning_under_way_away_before_it_is_due_itself() -> None:
+    """The answer to the first would be for a fleet that is no more; the second is asked when losses have been gathered."""
+    world = SimWorld(4)
+    world.settle()
+    asked, solved = len(world.planning.problems), world.planning.solved
+    world.sim.fleet.inject(DeviceLeaves(at_s=world.now_s, device="d3"))
+    while not world.planning.busy:
+        world.run(TICK_S)
+    world.sim.fleet.inject(DeviceLeaves(at_s=world.now_s, device="d2"))
+    world.run(TICK_S)
+    assert (len(world.planning.problems), world.planning.solved) == (asked + 1, solved)
+    world.settle()
+    assert (len(world.planning.problems), world.planning.solved) == (asked + 2, solved + 1)
+    assert {d.id for d in world.planning.problems[-1].cluster.devices} == {"d0", "d1"}
 
 
 def test_all_rollout_gone_the_trainer_stays_and_a_join_resumes() -> None:
