@@ -190,3 +190,25 @@ def test_generation_beside_vllm_alone_is_told_as_read() -> None:
     ours, alone = (read[f"{who}_1.5b_256_sequences_tokens_per_s"] for who in ("hexctl", "vllm"))
     assert ours / alone >= 0.97
     assert f"{ours:,.0f} tokens/s, vLLM alone {alone:,.0f}" in PAGE
+
+
+def test_the_step_on_parts_is_told_beside_its_prediction() -> None:
+    read = json.loads((READINGS / "predicted-1xh200.json").read_text())
+    rows = [json.loads(line) for line in (READINGS / "still-smollm2-1xh200.jsonl").read_text().splitlines()]
+    times = [r["time_unix_s"] for r in rows]
+    assert (times[79] - times[15]) / 64 == pytest.approx(read["step_s"], abs=1e-3)
+    assert (read["steps"], read["periods"]) == (64, 2)
+    at = read["at_lengths"]
+    for planned, measured in (
+        (at["step_s"], read["step_median_s"]),
+        (at["step_s"], read["step_s"]),
+        (at["train_s"], read["turn_s"]),
+    ):
+        off = f"{planned / measured - 1:+.1%}".replace("%", " %")
+        assert f"| {planned:.3f} s | {measured:.3f} s | {off} |" in PAGE.replace("**", "")
+    for first, last in ((15, 29), (40, 62)):
+        seconds = times[last] - times[first]
+        tokens = sum(r["response_tokens_mean"] * r["samples"] for r in rows[first + 1 : last + 1])
+        assert f"{seconds / (last - first):.2f} s ({round(tokens / seconds, -2):,.0f}" in PAGE
+    around = [times[i + 4] - times[i - 1] for i in (31, 63)]
+    assert f"took {around[0]:.1f} s\n  and {around[1]:.1f} s" in PAGE
