@@ -149,12 +149,18 @@ def journal_disagreements(ledger: Path, eta: int) -> list[Any]:
     return [r for r in rows if (r[2], r[3]) != (r[4], r[5])]
 
 
+def in_hand(ledger: Path, replica: str) -> int:
+    """Samples that a replica of that name decodes and of which tokens are in the ledger."""
+    query = "SELECT COUNT(*) FROM samples WHERE state = 'LEASED' AND length > 0 AND replica = :replica"
+    return int(_rows(ledger, query, {"replica": replica})[0][0])
+
+
 def resumed_samples(ledger: Path) -> int:
     """Samples that were leased again with tokens in hand: they went on from a prefix that was not empty."""
     return int(_rows(ledger, "SELECT COUNT(*) FROM samples WHERE epoch > 1 AND lease_length > 0")[0][0])
 
 
-def _rows(ledger: Path, query: str, arguments: Mapping[str, int] | None = None) -> list[Any]:
+def _rows(ledger: Path, query: str, arguments: Mapping[str, int | str] | None = None) -> list[Any]:
     connection = sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)
     try:
         return connection.execute(query, arguments or {}).fetchall()

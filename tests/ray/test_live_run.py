@@ -10,7 +10,17 @@ from ray_world import RayWorld
 
 from runtime.rl.ledger.audit import audit
 from runtime.runs import start_ticks
-from tests.live import ROOT, LiveRun, by_role, identity_holds, journal_disagreements, pids, resumed_samples, steps
+from tests.live import (
+    ROOT,
+    LiveRun,
+    by_role,
+    identity_holds,
+    in_hand,
+    journal_disagreements,
+    pids,
+    resumed_samples,
+    steps,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(600)]
 WAIT_S = 120.0
@@ -47,9 +57,15 @@ def test_the_run_goes_on_whatever_happens_to_it(run: LiveRun) -> None:
     s = run.until(lambda s: out in {d.id for d in by_role(s, "rollout")}, "the replica is back", deadline_s=WAIT_S)
 
     # A replica dies without a word: another takes its place, its samples go on from their tokens.
-    victim = max(by_role(s, "rollout"), key=lambda d: d.running or 0)
+    ledger = run.info.paths.ledger
+    s = run.until(
+        lambda s: any(in_hand(ledger, d.replica or "") >= 4 for d in by_role(s, "rollout")),
+        "a replica in the middle of samples",
+        deadline_s=WAIT_S,
+    )
+    victim = max(by_role(s, "rollout"), key=lambda d: in_hand(ledger, d.replica or ""))
     assert victim.pid is not None
-    resumed = resumed_samples(run.info.paths.ledger)
+    resumed = resumed_samples(ledger)
     os.kill(victim.pid, signal.SIGKILL)
     s = run.until(
         lambda s: any(d.id == victim.id and d.pid not in (None, victim.pid) for d in by_role(s, "rollout")),
@@ -59,7 +75,7 @@ def test_the_run_goes_on_whatever_happens_to_it(run: LiveRun) -> None:
     before = steps(s)
     s = run.until(lambda s: steps(s) >= before + 2, "steps after the death", deadline_s=WAIT_S)
     assert identity_holds(s)
-    assert resumed_samples(run.info.paths.ledger) > resumed
+    assert resumed_samples(ledger) > resumed
     assert any(victim.replica is not None and victim.replica in e.message and e.level != "info" for e in s.events)
 
     # Pinning another device to training moves the trainer there, through its checkpoint.
