@@ -18,6 +18,7 @@ calibration factor x speed, and nothing is counted twice. Devices of one unit sh
 nobody can tell.
 """
 
+import bisect
 import dataclasses
 import math
 import statistics
@@ -100,7 +101,7 @@ def drift(
     drifts = {d: before.drifts.get(d, DeviceDrift(slow=b.speed < 1, recoveries=b.recoveries)) for d, b in known.items()}
     pasts = {key: p for key, p in before.pasts.items() if key[0] in known}
     units = tuple(u for u in calibrating.recents.values() if u.counts and all(d in known for d in u.devices))
-    look = _Look(state=state, units=units, drifts=drifts, pasts=pasts)
+    look = _Look(state, units, drifts, pasts)
     told = [(u, reference) for u in units if u.at_s == now_s and (reference := look.reference(u)) is not None]
     shares = {d: math.exp(u.log_ratio - reference) for u, reference in told for d in u.devices}
     after = watched(drifts, shares, rule, now_s)
@@ -147,23 +148,34 @@ def _fed(old: Past | None, log_ratio: float) -> Past:
     return Past(log_ratio=old.log_ratio + weight * (log_ratio - old.log_ratio), blocks=old.blocks + 1)
 
 
-@record
 class _Look:
-    """What units are held against."""
+    """What units are held against. One look asks for every unit, so what they share is found once: of large fleets the pairs count."""
 
-    state: ClusterState
-    units: tuple[Recent, ...]
-    drifts: Mapping[str, DeviceDrift]  # before this look
-    pasts: Mapping[tuple[str, UnitRole], Past]
+    def __init__(
+        self,
+        state: ClusterState,
+        units: Sequence[Recent],
+        drifts: Mapping[str, DeviceDrift],  # before this look
+        pasts: Mapping[tuple[str, UnitRole], Past],
+    ) -> None:
+        self.state, self.drifts, self._pasts = state, drifts, pasts
+        self._fast: dict[tuple[str, UnitRole, int], list[float]] = {}  # what those that are not slow show, ascending
+        for unit in units:
+            if not self._slow(unit):
+                self._fast.setdefault((*self._key(unit), len(unit.devices)), []).append(unit.log_ratio)
+        for ratios in self._fast.values():
+            ratios.sort()
 
     def reference(self, unit: Recent) -> float | None:
         """ln(measured / modelled speed) that was to be expected of the unit; None where nobody can say."""
         key = self._key(unit)
-        others = [u for u in self.units if u is not unit and (self._key(u), len(u.devices)) == (key, len(unit.devices))]
-        peers = [u.log_ratio for u in others if not any(self.drifts[d].slow for d in u.devices)]
+        peers = self._fast.get((*key, len(unit.devices)), [])
+        if not self._slow(unit):  # it is no peer of itself
+            own = bisect.bisect_left(peers, unit.log_ratio)
+            peers = peers[:own] + peers[own + 1 :]
         if peers:
             return statistics.median(peers)
-        pasts = [p for d in unit.devices if (p := self.pasts.get((d, unit.role))) is not None]
+        pasts = [p for d in unit.devices if (p := self._pasts.get((d, unit.role))) is not None]
         if pasts:
             return statistics.fmean(p.log_ratio for p in pasts)
         if not any(self.drifts[d].slow or self.drifts[d].recoveries for d in unit.devices):
@@ -175,7 +187,7 @@ class _Look:
 
     def first_there(self, unit: Recent) -> bool:
         """Whether the unit is slow, and nothing but what it shows now says what it would be if it were not."""
-        return self.reference(unit) is None and all(self.state.devices[d].speed < 1 for d in unit.devices)
+        return all(self.state.devices[d].speed < 1 for d in unit.devices) and self.reference(unit) is None
 
     def changes(
         self, unit: Recent, share: float, after: Mapping[str, DeviceDrift], now_s: float
@@ -204,6 +216,9 @@ class _Look:
             )
             for (old, new), devices in found.items()
         )
+
+    def _slow(self, unit: Recent) -> bool:
+        return any(self.drifts[d].slow for d in unit.devices)
 
     def _key(self, unit: Recent) -> tuple[str, UnitRole]:
         return "+".join(sorted({self.state.devices[d].kind for d in unit.devices})), unit.role

@@ -1,5 +1,7 @@
 """The cost model beside a run: how long measured work should have taken, and problems with calibration factors in them. Pure."""
 
+import functools
+
 from planner.cluster import Cluster, DeviceKind
 from planner.cost.decode import ReplicaShape, decode_step_s, prefill_felt, prefill_s
 from planner.cost.model import CostModel
@@ -20,6 +22,8 @@ class CostedWork:
 
     def __init__(self, problem: Problem, plan: Plan | None) -> None:
         self._cost, self._plan = CostModel(problem), plan
+        # Replicas are alike and batches whole numbers: of a large fleet's blocks nearly all were asked before.
+        self._step_s = functools.cache(functools.partial(decode_step_s, self._cost.context))
 
     def decode(self, kind: str, devices: int, work: Work) -> Modelled | None:
         """Seconds of these decode steps at their mean batch, and of prefilling what was prefilled."""
@@ -28,7 +32,7 @@ class CostedWork:
             return None
         shape = ReplicaShape(kind=kind, tp=devices)
         running = work.tokens / work.steps
-        seconds = work.steps * decode_step_s(ctx, shape, max(1, round(running)))
+        seconds = work.steps * self._step_s(shape, max(1, round(running)))
         reached = ctx.kind(
             kind
         ).rollout_efficiency  # of a calibration: a plan predicts with it, so a factor must not repeat it
