@@ -1,16 +1,18 @@
 """The loops of replica and trainer with direct weights: what is swapped, what is loaded, what is told to flow and when."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from runtime.errors import RunError, WeightsError
 from runtime.rl.engine.torch_engine import TorchEngine
 from runtime.rl.types import ChannelMember, ChannelOffer, ExchangeReply, ExchangeRequest, WeightsRef
-from runtime.rl.weights import list_generations, read_generation
+from runtime.rl.weights import GenerationWriter, list_generations, read_generation
 from runtime.rl.weights.publisher import DirectPublisher
 from runtime.rl.weights.sender import WeightsSender, WeightsSource
 from tests.rl.rollout_world import ToyEngine, World
@@ -230,35 +232,38 @@ def test_a_copy_that_is_not_what_was_sent_is_never_sealed(tmp_path: Path, direct
     assert list_generations(tmp_path / "weights") == ()
 
 
-def test_a_slow_disk_gets_the_newest_alone(
-    tmp_path: Path, direct: DirectPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = threading.Event()
-    plain = direct._write
+class Disk:
+    """A disk that is slow until it is let go on, or full."""
 
-    def slow(copy: object) -> None:
-        assert held.wait(30)
-        plain(copy)  # type: ignore[arg-type]
+    def __init__(self, root: Path, *, full: bool = False) -> None:
+        self._writer, self._full, self.go_on = GenerationWriter(root), full, threading.Event()
 
-    monkeypatch.setattr(direct, "_write", slow)
+    def write(self, tensors: Mapping[str, Tensor], **which: Any) -> WeightsRef:
+        if self._full:
+            raise OSError(28, "no space left")
+        assert self.go_on.wait(30)
+        return self._writer.write(tensors, **which)
+
+
+def test_a_slow_disk_gets_the_newest_alone(tmp_path: Path, direct: DirectPublisher) -> None:
+    disk = Disk(tmp_path / "weights")
+    slow = DirectPublisher(tmp_path / "weights", direct._sender, bucket_bytes=1000, store=disk)
     trainer = a_trainer(tmp_path)
     for version in range(4):
         trainer._version = version
-        made = direct.publish(trainer)
-        direct.keep(trainer, made)
-    held.set()
-    written = [r.version for r in direct.finish()]
+        made = slow.publish(trainer)
+        slow.keep(trainer, made)
+    disk.go_on.set()
+    written = [r.version for r in slow.finish()]
+    slow.close()
     assert written[-1] == 3
     assert len(written) <= 2, "one that was being written when the others came, and the last"
 
 
-def test_a_full_disk_ends_the_trainer_loudly(
-    tmp_path: Path, direct: DirectPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(copy: object) -> None:
-        raise OSError(28, "no space left")
-
+def test_a_full_disk_ends_the_trainer_loudly(tmp_path: Path, direct: DirectPublisher) -> None:
     flow = StoredFlow(limit=3)
-    monkeypatch.setattr(direct, "_write", full)
+    disk = Disk(tmp_path / "weights", full=True)
+    full = DirectPublisher(tmp_path / "weights", direct._sender, bucket_bytes=1000, store=disk)
     with pytest.raises(OSError, match="no space left"):
-        a_loop(tmp_path, flow, direct=direct).run()
+        a_loop(tmp_path, flow, direct=full).run()
+    full.close()

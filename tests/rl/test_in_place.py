@@ -6,16 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime.rl.engine.vllm_host import in_place
 from runtime.rl.engine.vllm_host.in_place import InPlace
 from runtime.rl.weights.layout import lay_out, pieces, spec_of
 
 NAMES = {"q": (8, 4), "k": (4, 4), "norm": (4,), "head": (6, 4)}
 
 
-@pytest.fixture(autouse=True)
-def as_if_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_place, "suits", lambda model: True)
+def as_if_on_a_gpu() -> InPlace:
+    return InPlace(suits=lambda model: True)
 
 
 class Fused(nn.Module):
@@ -86,7 +84,7 @@ def reloading(model: Fused, given: dict[str, Tensor], seen: list[int]) -> Callab
 
 
 def test_a_model_that_only_copies_is_loaded_by_the_copies_alone() -> None:
-    model, way, flat, reloads = Fused(), InPlace(), torch.zeros(4096, dtype=torch.uint8), []
+    model, way, flat, reloads = Fused(), as_if_on_a_gpu(), torch.zeros(4096, dtype=torch.uint8), []
     first = tensors(0)  # from disk
     way.lay_in(model, first, reloading(model, first, reloads))
     assert (way.way, len(reloads), holds(model, 0)) == ("load", 1, True)
@@ -116,7 +114,7 @@ def test_a_model_that_only_copies_is_loaded_by_the_copies_alone() -> None:
 
 @pytest.mark.parametrize("loads", ["half", "raising"])
 def test_a_model_that_must_be_reloaded_always_is(loads: str) -> None:
-    model, way, flat, reloads = Fused(loads=loads), InPlace(), torch.zeros(4096, dtype=torch.uint8), []
+    model, way, flat, reloads = Fused(loads=loads), as_if_on_a_gpu(), torch.zeros(4096, dtype=torch.uint8), []
     for version in range(4):
         given = tensors(version, flat)
         way.lay_in(model, given, reloading(model, given, reloads))
@@ -126,7 +124,12 @@ def test_a_model_that_must_be_reloaded_always_is(loads: str) -> None:
 
 
 def test_a_model_that_computes_while_it_loads_is_loaded_but_not_by_copies() -> None:
-    model, way, flat, reloads = Fused(loads="with arithmetic"), InPlace(), torch.zeros(4096, dtype=torch.uint8), []
+    model, way, flat, reloads = (
+        Fused(loads="with arithmetic"),
+        as_if_on_a_gpu(),
+        torch.zeros(4096, dtype=torch.uint8),
+        [],
+    )
     exact = {n: torch.round(t * 4) / 4 for n, t in tensors(1).items()}  # plus and minus one are exact here
     layout = lay_out((spec_of(n, t) for n, t in exact.items()), 1024)
     flat[: layout.total] = torch.cat([d for _, d in pieces(layout, exact.items())])

@@ -55,12 +55,24 @@ class _Copy:
     flat: Tensor
 
 
+class Stores(Protocol):
+    """Where generations come to disk: `runtime.rl.weights.generation.GenerationWriter`, or a disk that a test makes slow or full."""
+
+    def write(
+        self, tensors: Mapping[str, Tensor], *, lineage: int, version: int, fingerprint: str | None = None
+    ) -> WeightsRef:
+        """The whole generation, or an error."""
+        ...
+
+
 class DirectPublisher:
     """Used by the trainer's loop, in one thread; it writes in another."""
 
-    def __init__(self, root: Path, sender: Sends, *, bucket_bytes: int, full_every: int = 1) -> None:
-        """`root`: where generations are; every `full_every`-th is written whole."""
-        self._store = GenerationWriter(root, full_every=full_every)
+    def __init__(
+        self, root: Path, sender: Sends, *, bucket_bytes: int, full_every: int = 1, store: Stores | None = None
+    ) -> None:
+        """`root`: where generations are; every `full_every`-th is written whole, unless a `store` says how."""
+        self._store: Stores = store or GenerationWriter(root, full_every=full_every)
         self._root, self._sender, self._bucket_bytes = root, sender, bucket_bytes
         self._changed = threading.Condition()
         self._pending: _Copy | None = None  # a newer one takes its place: joiners want the newest alone

@@ -19,10 +19,16 @@ Loaded = set[str] | None
 """Parameters that were loaded; None where a release of vllm does not say."""
 
 
-class InPlace:
-    """What is known of one model."""
+def on_gpu(model: Any) -> bool:
+    """Whether the shorter ways may be tried: on a CPU weights are packed after loading, out of sight."""
+    return bool(next(model.parameters()).device.type == "cuda")
 
-    def __init__(self) -> None:
+
+class InPlace:
+    """What is known of one model. `suits`: whether the shorter ways may be tried on it."""
+
+    def __init__(self, suits: Callable[[Any], bool] = on_gpu) -> None:
+        self._suits = suits
         self.way: Literal["untried", "reload", "load", "copies"] = "untried"
         self._names: Loaded = None
         self._copies: _Copies | None = None
@@ -61,7 +67,7 @@ class InPlace:
 
     def _try(self, short: Callable[[], object], model: Any, mend: Callable[[], object]) -> bool:
         """Whether `short` gives the loaded parameters the bits they have now. They are zeroed before; if not, `mend`."""
-        if self._names is None or not suits(model):
+        if self._names is None or not self._suits(model):
             return False
         parameters = {n: p for n, p in model.named_parameters() if n in (self._names or ())}
         before = {n: _sums(p) for n, p in parameters.items()}
@@ -76,11 +82,6 @@ class InPlace:
             logger.warning("a shorter way to lay weights in fails: %s", e)
         mend()
         return False
-
-
-def suits(model: Any) -> bool:
-    """Whether the shorter ways may be tried: on a CPU weights are packed after loading, out of sight."""
-    return bool(next(model.parameters()).device.type == "cuda")
 
 
 def load(model: Any, tensors: Mapping[str, Tensor]) -> Loaded:
