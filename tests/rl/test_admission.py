@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,13 +15,24 @@ PLAIN_S = 0.004
 TOKEN_S = 1e-6  # of prefill
 
 
+@dataclass(frozen=True)
+class Turns:
+    """The card is another's too for `turn_s` of every `period_s`: steps then take `slower` times as long."""
+
+    turn_s: float
+    period_s: float
+    slower: float
+
+
 class Engine:
     """Slots with samples of `length` tokens that are replaced at once; a step that lets requests in takes `extra_s` more."""
 
-    def __init__(self, *, slots: int, length: int, prompt: int, extra_s: float, seed: int = 0) -> None:
-        self.slots, self.prompt, self.extra_s = slots, prompt, extra_s
+    def __init__(
+        self, *, slots: int, length: int, prompt: int, extra_s: float, turns: Turns | None = None, seed: int = 0
+    ) -> None:
+        self.slots, self.prompt, self.extra_s, self.turns = slots, prompt, extra_s, turns
         rng = random.Random(seed)
-        self._length = lambda: rng.randint(max(1, length // 2), length + length // 2)
+        self._length: Callable[[], int] = lambda: rng.randint(max(1, length // 2), length + length // 2)
         self.left: dict[int, int] = {}
         self.seconds, self.tokens, self._next, self.admissions = 0.0, 0, 0, 0
 
@@ -40,6 +53,8 @@ class Engine:
                 self.left[r.key] = self._length()
             self.admissions += bool(taken)
             seconds = PLAIN_S + (self.extra_s + TOKEN_S * sum(len(r.tokens) for r in taken) if taken else 0.0)
+            if self.turns is not None and self.seconds % self.turns.period_s < self.turns.turn_s:
+                seconds *= self.turns.slower
             self.seconds += seconds
             self.tokens += len(self.left)
             running = len(self.left)
@@ -78,7 +93,7 @@ def every(engine: Engine, steps: int, rhythm: int) -> float:
 @pytest.mark.parametrize("extra", [0.5, 1.5, 4.0])
 @pytest.mark.parametrize("length", [20, 120, 600])
 def test_is_nearly_as_fast_as_the_best_fixed_rhythm(extra: float, length: int) -> None:
-    made = {"slots": 64, "length": length, "prompt": 100, "extra_s": extra * PLAIN_S}
+    made: dict[str, Any] = {"slots": 64, "length": length, "prompt": 100, "extra_s": extra * PLAIN_S}
     steps = max(2000, 12 * length)
     best = max(every(Engine(**made), steps, rhythm) for rhythm in (1, 2, 3, 5, 8, 12, 18, 27, 40, 60))
     rate, admission = held(Engine(**made), steps)
@@ -86,8 +101,29 @@ def test_is_nearly_as_fast_as_the_best_fixed_rhythm(extra: float, length: int) -
     assert admission.price_steps == pytest.approx(extra, rel=0.35)
 
 
+@pytest.mark.parametrize(("extra", "turn_s", "slower"), [(0.5, 0.3, 1.5), (1.5, 0.3, 4.0), (3.0, 0.15, 4.0)])
+def test_turns_of_others_on_the_card_are_no_price(extra: float, turn_s: float, slower: float) -> None:
+    """What is counted over whole cycles comes to 1.4, 15 and 13 steps here: slots stood idle for others' turns."""
+    turns = Turns(turn_s=turn_s, period_s=0.65, slower=slower)
+    made: dict[str, Any] = {"slots": 256, "length": 140, "prompt": 100, "extra_s": extra * PLAIN_S, "turns": turns}
+    rate, admission = held(Engine(**made), 4000)
+    assert admission.price_steps == pytest.approx(extra, rel=0.1)
+    assert rate >= 0.94 * max(every(Engine(**made), 4000, rhythm) for rhythm in (12, 18, 40))
+
+
+def test_a_price_that_grew_from_nothing_is_noticed() -> None:
+    """Nothing is waited for while an admission costs nothing, so that no plain step is seen, unless one is waited for."""
+    engine = Engine(slots=64, length=100, prompt=100, extra_s=0.0)
+    admission = Admission(slots=64, batched_tokens=8192)
+    engine.run(1000, admission.take, admission.add, admission.stepped)
+    assert admission.price_steps < 0.1
+    engine.extra_s = 3 * PLAIN_S
+    engine.run(1000, admission.take, admission.add, admission.stepped)
+    assert admission.price_steps == pytest.approx(3.0, rel=0.1)
+
+
 def test_beats_letting_each_in_at_once_where_an_admission_is_dear() -> None:
-    made = {"slots": 128, "length": 120, "prompt": 100, "extra_s": 1.5 * PLAIN_S}
+    made: dict[str, Any] = {"slots": 128, "length": 120, "prompt": 100, "extra_s": 1.5 * PLAIN_S}
     at_once, _ = held(Engine(**made), 2000, hold=False)
     assert held(Engine(**made), 2000)[0] > 1.6 * at_once
 

@@ -8,16 +8,17 @@ slots that fall free evenly it is the optimum: of S slots with samples of L toke
 steps adds up to P^2 / (2 L) steps, and P = sqrt(2 L a) minimises idle steps plus `a` steps every P.
 """
 
-import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import median
 
 PIPELINE = 2  # steps after an admission that may still carry it, under async scheduling
-FIRST_HOLD = 4  # steps between admissions until plain steps have been seen
-LEAST_PLAIN = 8  # of them, to tell what one takes
-LEAST_CYCLES = 4  # admissions, to tell what one costs
-REMEMBERED = 64  # plain steps, and admissions
+FIRST_HOLD = 4  # steps between admissions until it is known what one costs
+BESIDE = 4  # plain steps before and after an admission that it is compared with
+LEAST_SEEN = 4  # admissions, to tell what one costs
+REMEMBERED = 32  # of them
+UNSEEN = 16  # admissions in a row that showed nothing; the next one keeps the batch to itself until it does
 
 
 @dataclass(frozen=True)
@@ -30,21 +31,19 @@ class Waiting:
 
 
 class Admission:
-    """What waits, and what steps have taken. `batched_tokens`: most that one step prefills. Without `hold` nothing waits for more
-    than a slot."""
+    """What waits. `batched_tokens`: most that one step prefills. Without `hold` nothing waits for more than a slot."""
 
     def __init__(self, *, slots: int, batched_tokens: int, hold: bool = True) -> None:
-        self._slots, self._batched_tokens, self._hold = slots, batched_tokens, hold
-        self.price_steps = 0.0  # what an admission costs besides its tokens, in plain steps, as far as is known
+        self._slots, self._hold = slots, hold
+        self._price = AdmissionPrice(batched_tokens)
         self._waiting: dict[int, Waiting] = {}
-        self._plain_s: deque[float] = deque(maxlen=REMEMBERED)
-        self._cycles: deque[tuple[int, float]] = deque(
-            maxlen=REMEMBERED
-        )  # tokens prefilled, seconds beyond plain steps
         self._steps = 0  # since the last admission
-        self._seconds = 0.0  # that they took
-        self._tokens: int | None = None  # that it prefilled; None: nothing is known of this cycle
         self._idle = 0.0  # steps' worth of work that idle slots did not do since
+
+    @property
+    def price_steps(self) -> float:
+        """What an admission costs besides its tokens, in plain steps; 0 until it is known."""
+        return self._price.steps or 0.0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -66,41 +65,95 @@ class Admission:
         if room <= 0 or (running and not self._due()):
             return []
         taken = [self._waiting.pop(key) for key in list(self._waiting)[:room]]
-        if self._tokens is not None and self._plain_s:
-            plain_s = statistics.median(self._plain_s)
-            self._cycles.append((self._tokens, self._seconds - self._steps * plain_s))
-            if len(self._cycles) >= LEAST_CYCLES:
-                self.price_steps = max(0.0, _intercept(self._cycles)) / plain_s
-        self._tokens = sum(len(r.tokens) for r in taken)
-        self._steps, self._seconds, self._idle = 0, 0.0, 0.0
+        self._price.admitted(sum(len(r.tokens) for r in taken), beside=running > 0)
+        self._steps, self._idle = 0, 0.0
         return taken
 
     def _due(self) -> bool:
         if not self._hold:
             return True
-        if len(self._plain_s) < LEAST_PLAIN:
+        if self._price.steps is None:
             return self._steps >= FIRST_HOLD
-        return self._idle >= self.price_steps
+        return self._idle >= self._price.steps and not self._price.looks
 
     def stepped(self, seconds: float, running: int) -> None:
         """A step took so long, with `running` requests beside those that wait."""
         self._steps += 1
-        self._seconds += seconds
-        if self._tokens is not None and self._steps > PIPELINE + self._tokens // self._batched_tokens:
-            self._plain_s.append(seconds)
+        self._price.stepped(seconds)
         idle = max(0, min(len(self._waiting), self._slots - running))
         self._idle += idle / max(1, running + idle)
 
     def forget_cycle(self) -> None:
-        """Something else than steps comes between: this cycle tells nothing."""
+        """Something else than steps comes between: what was seen last tells nothing."""
+        self._price.forget()
+
+
+class AdmissionPrice:
+    """What letting requests into a running batch costs besides their tokens, learnt from the seconds of steps.
+
+    The steps that carry an admission are compared with the plain steps right before and after it and with no others: on a card
+    that others use too, whose turns come and go, all of them are stretched alike. What the others' turns begin or end within is
+    far off, one way or the other, hence medians (Theil and Sen's line).
+    """
+
+    def __init__(self, batched_tokens: int) -> None:
+        self.steps: float | None = None  # in plain steps; None: not known yet
+        self._batched_tokens = batched_tokens
+        self._seen: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)  # (tokens prefilled, plain steps they cost)
+        self._plain_s: deque[float] = deque(maxlen=BESIDE)  # of the newest plain steps
+        self._before_s: tuple[float, ...] = ()  # of those before the admission that is looked at
+        self._after_s: list[float] = []
+        self._carrying_s: list[float] = []
+        self._tokens: int | None = None  # of that admission; None: none is looked at
+        self._carries = 0  # steps to come that carry the newest admission
+        self._unseen = 0
+
+    @property
+    def looks(self) -> bool:
+        """An admission is looked at that no other should follow yet: too many in a row showed nothing."""
+        return self._unseen >= UNSEEN and self._tokens is not None
+
+    def admitted(self, tokens: int, *, beside: bool) -> None:
+        """Requests of so many tokens are let in, `beside` others that run: into an empty batch it is another matter."""
+        self._conclude()
+        self._carries = 1 + PIPELINE + tokens // self._batched_tokens
+        self._before_s, self._after_s, self._carrying_s = tuple(self._plain_s), [], []
+        self._tokens = tokens if beside else None
+
+    def stepped(self, seconds: float) -> None:
+        """A step took so long."""
+        if self._carries:
+            self._carries -= 1
+            self._carrying_s.append(seconds)
+            return
+        self._plain_s.append(seconds)
+        self._after_s.append(seconds)
+        if len(self._after_s) >= BESIDE:
+            self._conclude()
+
+    def forget(self) -> None:
+        """The admission that is looked at, and the plain steps before it."""
         self._tokens = None
+        self._plain_s.clear()
+
+    def _conclude(self) -> None:
+        """Count the admission that is looked at, if its steps and enough plain ones were seen."""
+        tokens, self._tokens = self._tokens, None
+        plain_s = (*self._before_s, *self._after_s)
+        if tokens is None:
+            return
+        if self._carries or len(plain_s) < BESIDE:
+            self._unseen += 1
+            return
+        self._unseen = 0
+        self._seen.append((tokens, sum(self._carrying_s) / median(plain_s) - len(self._carrying_s)))
+        if len(self._seen) >= LEAST_SEEN:
+            self.steps = max(0.0, _intercept(self._seen))
 
 
-def _intercept(points: Sequence[tuple[int, float]]) -> float:
-    """Of the least-squares line through (tokens, seconds); no more than the median of the seconds, with a slope of at least 0."""
-    tokens, seconds = [t for t, _ in points], [s for _, s in points]
-    middle = statistics.median(seconds)
-    if len(set(tokens)) == 1:
-        return middle
-    line = statistics.linear_regression(tokens, seconds)
-    return middle if line.slope < 0 else min(line.intercept, middle)
+def _intercept(points: Iterable[tuple[int, float]]) -> float:
+    """Of Theil and Sen's line through (tokens, steps), with a slope of at least 0 and so no more than the median of the steps."""
+    seen = sorted(points)
+    slopes = [(y - x_) / (t - t_) for i, (t, y) in enumerate(seen) for t_, x_ in seen[:i] if t > t_]
+    slope = max(0.0, median(slopes)) if slopes else 0.0
+    return median([y - slope * t for t, y in seen])
