@@ -146,7 +146,8 @@ class TrainerSection(Section):
         1,
         ge=1,
         le=64,
-        description="steps between two checkpoints; after a crash those since the newest are made again from the ledger's batches",
+        description="steps between two checkpoints; 1: each step is on disk before the next, more: they are written beside the training; "
+        "after a crash steps in no complete one (at most twice as many) are made again from the ledger's batches",
     )
     meet_deadline: Seconds = Field(
         180.0, validate_default=True, description="for all ranks to come up and find each other"

@@ -110,6 +110,25 @@ class Trainer(Protocol):
         """Complete checkpoint of the state after the last step: new folder, checksummed, renamed last. Returns its path."""
         ...
 
+    def begin_checkpoint(self, ids_hash: str) -> bool:
+        """Begin one of the state after the last step and return: it is written beside the training, at most one at a time. False,
+        and nothing was begun, when that cannot be here: `save_checkpoint` can."""
+        ...
+
+    @property
+    def checkpoint_written(self) -> bool:
+        """`seal_checkpoint` would not wait, or would not wait long, for the one that was begun."""
+        ...
+
+    def seal_checkpoint(self) -> float:
+        """Wait for the one that was begun and seal it: complete when this returns. Seconds for which it was written. Raises what
+        kept it from the disk; nothing of it remains then."""
+        ...
+
+    def drop_checkpoint(self) -> None:
+        """Nothing remains of one that was begun and is not sealed. Without one nothing happens."""
+        ...
+
     def publish(self) -> WeightsRef:
         """Write the current weights as a generation and return its reference."""
         ...

@@ -6,6 +6,7 @@ from typing import Any
 
 from runtime.policy.staleness import StalenessPolicy
 from runtime.rl.flow import Flow, FlowFiles, FlowSettings
+from runtime.rl.flow.open import kept_steps
 from runtime.rl.ledger import Ledger
 from runtime.rl.rewards.items import RewardItem, RewardResult
 from runtime.rl.tasks import CopyTask
@@ -36,6 +37,7 @@ class Desk:
         self.folder, self.now, self.changes = folder, 100.0, 0
         self.items: list[RewardItem] = []
         self.longest_prompt = settings.pop("longest_prompt", 2)
+        self.keep_steps = kept_steps(settings.pop("checkpoint_every", 1))
         self.settings = FlowSettings(
             **{
                 "policy": StalenessPolicy(eta=settings.pop("eta", 1), prompts_per_step=2, stale="mask"),
@@ -52,7 +54,7 @@ class Desk:
         tokenizer = CharTokenizer()
         return Flow(
             settings=self.settings,
-            ledger=Ledger(self.folder / "ledger.db"),
+            ledger=Ledger(self.folder / "ledger.db", keep_steps=self.keep_steps),
             task=CopyTask(tokenizer, seed=3, min_length=2, max_length=self.longest_prompt),
             tokenizer=tokenizer,
             rewards=self,

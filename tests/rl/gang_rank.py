@@ -3,11 +3,13 @@
 python -m tests.rl.gang_rank PLAN RANK
 """
 
+import errno
 import json
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ import torch._dynamo
 
 from runtime.config.schema import AlgorithmSection
 from runtime.rl.model import DTYPES, DecoderConfig, build_seeded
+from runtime.rl.train import checkpoint
 from runtime.rl.train.gang import Gang, GangSpec
 from runtime.rl.train.meeting import Meeting
 from runtime.rl.train.ranks import Leader, follow
 from runtime.rl.train.trainer import TorchTrainer
 from runtime.rl.types import SampleId, TrainBatch, TrainSample
+from runtime.rl.weights.sealed import TensorEntry
 
 
 def shapes() -> dict[str, object]:
@@ -80,17 +84,32 @@ def build(plan: dict[str, Any], gang: Gang | None) -> TorchTrainer:
         checkpoints=folder / "checkpoints",
         weights=folder / "weights",
         gang=gang,
+        write=full_disk if gang is not None and gang.rank == plan.get("full") else checkpoint.write,
     )
 
 
+def full_disk(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorEntry]:
+    """Of a rank that `full` names."""
+    path.write_bytes(b"half of it")
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
 def lead(trainer: TorchTrainer | Leader, plan: dict[str, Any]) -> list[dict[str, float]]:
-    """Restore, then the steps, each with its checkpoint; the last is published."""
+    """Restore, then the steps, each with its checkpoint, `beside` the next one or not; the last is published."""
     restore = plan["restore"]
     trainer.restore(restore, lineage=0)
     metrics = []
-    for step in range(0 if restore is None else restore + 1, plan["until"]):
+    first = 0 if restore is None else restore + 1
+    for step in range(first, plan["until"]):
         metrics.append(dict(trainer.train_step(batch(step))))
-        trainer.save_checkpoint(f"h{step}")
+        if not plan["beside"]:
+            trainer.save_checkpoint(f"h{step}")
+            continue
+        if step > first:
+            trainer.seal_checkpoint()  # of the step before, written while this one was made
+        assert trainer.begin_checkpoint(f"h{step}")
+    if plan["beside"]:
+        trainer.seal_checkpoint()
     looked_at = trainer.full_weights()
     next(looked_at)
     looked_at.close()  # the other ranks go through it all the same

@@ -114,6 +114,33 @@ def test_a_rank_that_is_killed_ends_all_and_the_step_is_made_again(tmp_path, str
     assert list(root.glob(f"{TEMPORARY}*")) == []
 
 
+def test_two_ranks_write_beside_the_next_step_what_they_write_while_it_waits(tmp_path):
+    waits, beside = (
+        plan(tmp_path / name, shares=HALVES, until=3, beside=beside)
+        for name, beside in (("waits", False), ("beside", True))
+    )
+    for made in (waits, beside):
+        ran(made)
+    for step in range(3):
+        name = Path("checkpoints") / f"s{step:08d}-l0"
+        one, two = (Path(made["folder"]) / name for made in (waits, beside))
+        assert sorted(f.name for f in two.iterdir()) == sorted(f.name for f in one.iterdir())
+        assert all((two / f.name).read_bytes() == f.read_bytes() for f in one.iterdir())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_whose_disk_is_full_beside_the_training_ends_all_and_leaves_nothing(tmp_path, rank):
+    made = plan(tmp_path, shares=HALVES, beside=True, full=rank)
+    codes, said = run(made)
+    assert codes == [1, 1], said
+    assert "No space left" in said or "no space left" in said
+    assert list_complete(tmp_path / "checkpoints") == ()
+    again = plan(tmp_path, shares=HALVES, epoch=2, beside=True)
+    ran(again)
+    assert [m.step for m in list_complete(tmp_path / "checkpoints")] == [0, 1]
+    assert list((tmp_path / "checkpoints").glob(f"{TEMPORARY}*")) == []
+
+
 def test_who_does_not_come_is_named(tmp_path):
     codes, said = run(plan(tmp_path, shares=THIRDS, absent=[1], meet_s=4.0))
     assert codes == [1, 0, 1]

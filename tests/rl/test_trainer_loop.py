@@ -1,9 +1,11 @@
 """The trainer's loop against a fake flow that keeps flow's promises, and breaks the line to it."""
 
+import errno
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,15 @@ import torch
 from planner.record import replace
 from runtime.config.schema import AlgorithmSection
 from runtime.errors import DeadlineError, LedgerError, RefusedError, RunError, UnreachableError
+from runtime.rl.flow.open import kept_steps
+from runtime.rl.ledger import KEEP_STEPS
 from runtime.rl.model import DecoderConfig, build_seeded
 from runtime.rl.pacing import Pacer
+from runtime.rl.train import checkpoint
 from runtime.rl.train.client import RetryTiming
 from runtime.rl.train.loop import Pace, TrainerLoop
+from runtime.rl.train.saving import Writes
+from runtime.rl.train.schedule import most_unsaved
 from runtime.rl.train.trainer import TorchTrainer
 from runtime.rl.types import (
     Applied,
@@ -29,6 +36,7 @@ from runtime.rl.types import (
     WeightsRef,
 )
 from runtime.rl.weights import list_generations, read_generation
+from runtime.rl.weights.sealed import TensorEntry
 
 QUICK = RetryTiming(first_s=0.001, most_s=0.002, deadline_s=0.05)
 
@@ -51,7 +59,36 @@ def batch_of(step: int) -> TrainBatch:
     return TrainBatch(step=step, ids_hash=f"ids-{step}", samples=samples)
 
 
-def a_trainer(folder: Path) -> TorchTrainer:
+class Disk:
+    """Writes checkpoints, each once it is told to go on; or is full."""
+
+    def __init__(self, *, full: bool = False) -> None:
+        self._full, self._may, self.begun = full, threading.Semaphore(0), 0
+
+    def go_on(self) -> None:
+        """One checkpoint more."""
+        self._may.release()
+
+    def __call__(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorEntry]:
+        if threading.current_thread().name != "checkpoint":
+            return checkpoint.write(path, tensors)
+        with path.open("wb") as file:
+            file.write(b"half of it")
+        self.begun += 1
+        assert self._may.acquire(timeout=60)
+        if self._full:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return checkpoint.write(path, tensors)
+
+
+def wait_until(done: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < until, what
+        time.sleep(0.001)
+
+
+def a_trainer(folder: Path, write: Writes = checkpoint.write, *, of: type[TorchTrainer] = TorchTrainer) -> TorchTrainer:
     shapes = {
         "model_type": "qwen3",
         "vocab_size": 8,
@@ -61,12 +98,13 @@ def a_trainer(folder: Path) -> TorchTrainer:
         "num_attention_heads": 1,
         "head_dim": 8,
     }
-    return TorchTrainer(
+    return of(
         build_seeded(DecoderConfig.from_hf(shapes), 0, torch.float64),
         algorithm=AlgorithmSection(),
         temperature=1.0,
         checkpoints=folder / "checkpoints",
         weights=folder / "weights",
+        write=write,
     )
 
 
@@ -137,7 +175,8 @@ class Flow:
 
 def a_loop(folder: Path, flow: Flow, **changes: object) -> TrainerLoop:
     given: dict[str, object] = {"name": "trainer-1", "epoch": 1, "timing": QUICK}
-    return TrainerLoop(a_trainer(folder), flow, **(given | changes))  # type: ignore[arg-type]
+    trainer = changes.pop("trainer", None) or a_trainer(folder)
+    return TrainerLoop(trainer, flow, **(given | changes))  # type: ignore[arg-type]
 
 
 def test_a_run_in_order(tmp_path):
@@ -290,12 +329,8 @@ def test_a_refusal_is_an_answer(tmp_path, error):
     assert flow.calls.count("next_batch") == 1
 
 
-def test_a_checkpoint_every_third_step_and_one_before_it_leaves(tmp_path):
-    whole, said = [], []
-
-    def look(call: str) -> None:
-        if call == "next_batch":
-            whole.append([m.step for m in a_trainer(tmp_path).complete_checkpoints()])
+def test_a_checkpoint_every_third_step_is_written_beside_and_one_before_it_leaves(tmp_path):
+    disk, whole, said = Disk(), [], []
 
     class Hears(Flow):
         def applied(self, applied: Applied) -> None:
@@ -303,11 +338,23 @@ def test_a_checkpoint_every_third_step_and_one_before_it_leaves(tmp_path):
             super().applied(applied)
 
     flow = Hears(limit=5)
+    trainer = a_trainer(tmp_path, disk)
+
+    def look(call: str) -> None:
+        if call != "next_batch":
+            return
+        if flow.done == 4:
+            disk.go_on()
+            wait_until(lambda: trainer.checkpoint_written, "the write ends")
+        whole.append([m.step for m in trainer.complete_checkpoints()])
+
     flow.fault = look
-    a_loop(tmp_path, flow, checkpoint_every=3).run()
-    assert said == [False, False, True, False, False]
-    assert whole == [[], [], [], [2], [2], [2]]
-    assert [m.step for m in a_trainer(tmp_path).complete_checkpoints()] == [2, 4], "the last one as it left"
+    a_loop(tmp_path, flow, trainer=trainer, checkpoint_every=3).run()
+    assert said == [False] * 5, "the one of step 2 is written while step 3 is made, and sealed after step 4"
+    assert whole == [[], [], [], [], [], [2]]
+    assert [m.step for m in trainer.complete_checkpoints()] == [2, 4], "the last one as it left"
+    assert flow.metrics[4]["checkpoint_write_s"] > 0
+    assert [flow.metrics[i]["checkpoint_write_s"] for i in range(4)] == [0.0] * 4
 
     asked = []
     again = Flow(limit=7)
@@ -321,7 +368,99 @@ def test_a_checkpoint_every_third_step_and_one_before_it_leaves(tmp_path):
 
     again.fault = quiesce
     a_loop(tmp_path, again, checkpoint_every=3).run()
-    assert asked == [[2, 4, 5], [4, 5, 6]]
+    assert asked[-1] == [4, 5, 6], "of step 5, which was due, and of the newest"
+
+
+def test_a_checkpoint_that_is_due_waits_for_the_one_before(tmp_path):
+    """A disk that takes as long as nobody waits for it: three steps are in no complete checkpoint, and never more."""
+    disk = Disk()
+
+    class Eager(TorchTrainer):
+        """The disk moves when the loop waits for it, and not before."""
+
+        def seal_checkpoint(self) -> float:
+            disk.go_on()
+            return super().seal_checkpoint()
+
+    flow, trainer, unsaved = Flow(limit=9), a_trainer(tmp_path, disk, of=Eager), []
+
+    def look(call: str) -> None:
+        if call == "published":
+            newest = max((m.step for m in trainer.complete_checkpoints()), default=-1)
+            unsaved.append(flow.done - 1 - newest)
+
+    flow.fault = look
+    a_loop(tmp_path, flow, trainer=trainer, checkpoint_every=2).run()
+    assert unsaved == [0, 1, 2, 3, 2, 3, 2, 3, 2, 3]
+    assert max(unsaved) == most_unsaved(2) == kept_steps(2) - KEEP_STEPS
+    assert [m.step for m in trainer.complete_checkpoints()] == [5, 7, 8]
+
+
+def test_idle_turns_seal_what_is_written(tmp_path):
+    disk, flow = Disk(), Flow(limit=2)
+    trainer, whole = a_trainer(tmp_path, disk), []
+
+    def look(call: str) -> None:
+        if call == "next_batch" and flow.done == 2 and len(whole) < 2:
+            whole.append([m.step for m in trainer.complete_checkpoints()])
+            flow.orders.append(NextBatch(order="wait"))
+            disk.go_on()
+            wait_until(lambda: len(whole) > 1 or trainer.checkpoint_written, "the write ends")
+
+    flow.fault = look
+    a_loop(tmp_path, flow, trainer=trainer, checkpoint_every=2).run()
+    assert whole == [[], [1]]
+
+
+def test_a_full_disk_ends_the_trainer_at_the_next_step_and_leaves_nothing(tmp_path):
+    disk, flow = Disk(full=True), Flow(limit=5)
+    trainer = a_trainer(tmp_path, disk)
+
+    def look(call: str) -> None:
+        if call == "next_batch" and flow.done == 2:
+            disk.go_on()
+            wait_until(lambda: trainer.checkpoint_written, "the write fails")
+
+    flow.fault = look
+    loop = a_loop(tmp_path, flow, trainer=trainer, checkpoint_every=2)
+    with pytest.raises(OSError, match="no space left"):
+        loop.run()
+    assert (loop.level().phase, flow.done) == ("failed", 2)
+    assert "no space left" in loop.level().failure
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_trainer_that_fails_otherwise_leaves_nothing_half_written(tmp_path):
+    disk, flow = Disk(), Flow(limit=5)
+
+    def refuse(call: str) -> None:
+        if call == "next_batch" and flow.done == 2:
+            wait_until(lambda: disk.begun, "the write begins")
+            raise RefusedError("a newer trainer has taken over")
+
+    flow.fault = refuse
+    with pytest.raises(RefusedError):
+        a_loop(tmp_path, flow, trainer=a_trainer(tmp_path, disk), checkpoint_every=2).run()
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    disk.go_on()
+
+
+def test_stop_while_flow_is_away_ends_what_was_begun(tmp_path):
+    disk, flow = Disk(), Flow(limit=5)
+    trainer = a_trainer(tmp_path, disk)
+    loop = a_loop(
+        tmp_path, flow, trainer=trainer, checkpoint_every=2, timing=RetryTiming(first_s=600, deadline_s=10_000)
+    )
+
+    def away(call: str) -> None:
+        if call == "next_batch" and flow.done == 3:
+            loop.stop()
+            disk.go_on()
+            raise UnreachableError("flow is not there")
+
+    flow.fault = away
+    assert loop.run() == "asked to stop"
+    assert [m.step for m in trainer.complete_checkpoints()] == [1]
 
 
 def test_orders(tmp_path):

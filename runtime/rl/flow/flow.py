@@ -142,7 +142,7 @@ class Flow:
         return answer
 
     def applied(self, applied: Applied) -> None:
-        """The step is in a complete checkpoint. RefusedError for another batch or an older trainer."""
+        """The step is made; `applied` says whether it is in a complete checkpoint. RefusedError for another batch or an older trainer."""
         with self._state.spent.part("applied"):
             result = self._trainer.applied(applied)
         if result is not None:

@@ -13,6 +13,7 @@ from runtime.rl.ledger import KEEP_STEPS, Ledger
 from runtime.rl.rewards.items import RewardClient
 from runtime.rl.tasks import make_task
 from runtime.rl.tokenizer import Tokenizer
+from runtime.rl.train.schedule import most_unsaved
 from runtime.rl.types import RunLimits
 
 SILENCE_TIMEOUTS = 3  # verifiers that answer nothing for that many time limits, and a little, are asked again
@@ -38,6 +39,11 @@ def flow_settings(config: Config, limits: RunLimits | None = None) -> FlowSettin
     )
 
 
+def kept_steps(checkpoint_every: int) -> int:
+    """Applied steps whose tokens stay: a crash may lose all that are in no complete checkpoint, and a few of those that are."""
+    return KEEP_STEPS + most_unsaved(checkpoint_every)
+
+
 def open_flow(
     config: Config,
     paths: RunPaths,
@@ -55,8 +61,7 @@ def open_flow(
     task = make_task(config, tokenizer)
     return Flow(
         settings=settings,
-        # A crash may lose every step since the newest checkpoint, and the checkpoint itself.
-        ledger=Ledger(paths.ledger, keep_steps=KEEP_STEPS - 1 + config.trainer.checkpoint_every_steps),
+        ledger=Ledger(paths.ledger, keep_steps=kept_steps(config.trainer.checkpoint_every_steps)),
         task=task,
         tokenizer=tokenizer,
         rewards=rewards,

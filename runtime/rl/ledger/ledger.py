@@ -225,7 +225,8 @@ class Ledger:
         return self._put_step(row_)
 
     def apply(self, step: int, *, figures: Mapping[str, object], metrics: Mapping[str, object]) -> StepRow:
-        """APPLIED(step): the batch is in a complete checkpoint. Only the lowest reserved step can be applied."""
+        """APPLIED(step): it is made; in a complete checkpoint, or within `keep_steps` in one. Only the lowest reserved step can be
+        applied."""
         row = self._book.reserved.get(step)
         if row is None or step != self._book.applied:
             raise LedgerError(f"step {step} is not the next to apply", got=self._book.applied)

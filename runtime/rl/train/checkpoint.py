@@ -110,7 +110,7 @@ def save(root: Path, state: TrainerState, *, keep: int = KEEP) -> Path:
     """Write the checkpoint of `state`, then remove what is older than the newest `keep` of its lineage. Returns its folder."""
     temporary = begin(root, state.facts)
     with unfinished(temporary):
-        return finish(root, temporary, state.facts, write_whole(temporary, state.tensors), keep=keep)
+        return finish(root, temporary, state.facts, write(temporary / TENSORS, state.tensors), keep=keep)
 
 
 def begin(root: Path, facts: StepFacts) -> Path:
@@ -128,17 +128,17 @@ def unfinished(temporary: Path) -> Iterator[None]:
         raise
 
 
-def write_whole(temporary: Path, tensors: Mapping[str, Tensor]) -> dict[str, TensorEntry]:
-    """The tensors of a trainer of one rank."""
-    return _write(temporary / TENSORS, tensors)
-
-
-def write_rows(
-    temporary: Path, rank: int, tensors: Mapping[str, Tensor], first_rows: Mapping[str, int]
-) -> dict[str, TensorEntry]:
-    """The rows a rank holds: `tensors[name]` are rows `first_rows[name]` and after; those without rows are left out."""
+def rows_of(rank: int, tensors: Mapping[str, Tensor], first_rows: Mapping[str, int]) -> tuple[str, dict[str, Tensor]]:
+    """The file of a rank and what goes into it: `tensors[name]` are rows `first_rows[name]` and after; those without rows are
+    left out."""
     mine = {f"{rank}:{first_rows[name]}:{name}": t for name, t in tensors.items() if t.shape[0]}
-    return _write(temporary / f"tensors-{rank}.safetensors", mine)
+    return f"tensors-{rank}.safetensors", mine
+
+
+def write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, TensorEntry]:
+    """Write a file of tensors and sync it; returns what the manifest says of each."""
+    layout = {n: TensorShape(shape=tuple(t.shape), dtype=t.dtype) for n, t in tensors.items()}
+    return write_tensors(path, layout, tensors.items())
 
 
 def finish(
@@ -167,11 +167,6 @@ def finish(
     finish_sealed(temporary, folder, manifest)
     _prune(root, facts, keep)
     return folder
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, TensorEntry]:
-    layout = {n: TensorShape(shape=tuple(t.shape), dtype=t.dtype) for n, t in tensors.items()}
-    return write_tensors(path, layout, tensors.items())
 
 
 @record

@@ -1,8 +1,12 @@
 """The life of a trainer: ask flow for a batch, train, checkpoint, say so, publish.
 
 Order of a step: RESERVE(k, ids) by flow -> compute -> checkpoint(k) whose manifest holds the ids' hash -> APPLIED(k) ->
-publish. Killed between any two, the next trainer's hello lets flow settle or repeat exactly this step. With a checkpoint every
-n steps, the steps in none are made again too, from the same batches and in a new lineage; one that is asked to leave saves first.
+publish. Killed between any two, the next trainer's hello lets flow settle or repeat exactly this step.
+
+With a checkpoint every n > 1 steps it is written beside the training: a step that is due costs the copy of its state, and the one
+before, if it is still being written, is waited for. So at most 2 n - 1 applied steps (`schedule.most_unsaved`) are in no complete
+checkpoint. A crash loses none of them: they are made again, from the same batches and in a new lineage. A trainer that is asked to
+wait or to leave saves first.
 """
 
 import os
@@ -16,6 +20,7 @@ from typing import Literal, Protocol, TypeVar
 from planner.record import record
 from runtime.errors import RunError
 from runtime.rl.train.client import AsksAhead, Interrupted, PendingBatch, RetryTiming, TrainerFlow, patiently
+from runtime.rl.train.schedule import checkpoint_due
 from runtime.rl.types import Applied, CheckpointMark, StepMetrics, TrainBatch, TrainerHello, WeightsRef
 from runtime.rl.weights import collect
 from runtime.rl.weights.publisher import DirectPublisher
@@ -37,6 +42,15 @@ class TrainerWork(WeightsSource, Protocol):
     def train_step(self, batch: TrainBatch) -> StepMetrics: ...
 
     def save_checkpoint(self, ids_hash: str) -> str: ...
+
+    def begin_checkpoint(self, ids_hash: str) -> bool: ...
+
+    @property
+    def checkpoint_written(self) -> bool: ...
+
+    def seal_checkpoint(self) -> float: ...
+
+    def drop_checkpoint(self) -> None: ...
 
     def publish(self) -> WeightsRef: ...
 
@@ -103,11 +117,14 @@ class TrainerLoop:
     ) -> None:
         """`weights`: where generations older than version - eta - 2 are removed after each publication.
         `direct`: sends weights straight to engines; without it they go by disk alone. `checkpoint_every`: steps between two
-        checkpoints. `on_ready` is called once, when the first weights are published."""
+        checkpoints; 1: each is complete before its step is called applied, else it is written beside the training. `on_ready` is
+        called once, when the first weights are published."""
         self._trainer, self._flow, self._name, self._epoch = trainer, flow, name, epoch
         self._weights, self._direct, self._eta, self._pace = weights, direct, eta, pace
         self._checkpoint_every = checkpoint_every
-        self._unsaved = ""  # ids_hash of the newest step when it is in no checkpoint
+        self._unsaved = ""  # ids_hash of the newest step when it is in no complete checkpoint
+        self._begun: tuple[int, str] | None = None  # step and ids_hash of the checkpoint that is being written
+        self._write_s = 0.0  # how long one was written that was sealed since the last step
         self._timing, self._clock, self._on_ready = timing or RetryTiming(), clock, on_ready
         self._stop_asked = threading.Event()
         self._phase: TrainerPhase = "starting"
@@ -125,16 +142,11 @@ class TrainerLoop:
     def run(self) -> str:
         """Train until flow or `stop` ends it; returns how it ended. What goes wrong is raised, and said in the level."""
         try:
-            self._start()
-            while not self._stop_asked.is_set() and self._turn():
-                pass
-            self._tell_stored(wait=True)
-            self._save()
-        except Interrupted:
-            pass
+            self._live()
         except BaseException as e:
             self._failure = f"{type(e).__name__}: {e}"
             self._enter("failed")
+            self._trainer.drop_checkpoint()
             raise
         self._enter("stopped")
         return "asked to stop" if self._stop_asked.is_set() else "stopped by flow"
@@ -160,6 +172,16 @@ class TrainerLoop:
             busy_s=self._busy_s,
             busy_tokens=self._busy_tokens,
         )
+
+    def _live(self) -> None:
+        try:
+            self._start()
+            while not self._stop_asked.is_set() and self._turn():
+                pass
+            self._tell_stored(wait=True)
+            self._save()
+        except Interrupted:
+            self._seal(wait=True)  # flow is away and was not told of the newest steps, but what was begun is ended
 
     def _start(self) -> None:
         hello = TrainerHello(
@@ -198,6 +220,7 @@ class TrainerLoop:
             self._pace.pacer.idle()
         if answer.order == "quiesce":
             self._save()
+        self._seal(wait=False)
         self._trainer.idle()
         self._waits_for = answer.waits_for
         self._enter("quiesced" if answer.order == "quiesce" else "waiting")
@@ -208,7 +231,7 @@ class TrainerLoop:
     def _step(self, batch: TrainBatch) -> None:
         self._enter("training")
         if (batch.step, batch.ids_hash) == self._last and batch.step == self._trainer.version - 1:
-            # Flow forgot our word (it was restored from an older record): the step is made and on disk, so say it again.
+            # Flow forgot our word (it was restored from an older record): the step is made, so say it again.
             self._settle(batch, {"settled": 1.0})
             return
         if batch.step != self._trainer.version:
@@ -220,15 +243,15 @@ class TrainerLoop:
         metrics = dict(self._trainer.train_step(batch))
         trained_at = self._clock()
         self._last, self._unsaved = (batch.step, batch.ids_hash), batch.ids_hash
-        if (batch.step + 1) % self._checkpoint_every == 0:
-            self._save()
+        self._checkpoint(due=checkpoint_due(batch.step, self._checkpoint_every))
         saved_at = self._clock()
         tokens = sum(len(s.prompt_tokens) + len(s.tokens) for s in batch.samples)
         if self._pace is not None:
             self._pace.pacer.charge(self._pace.step_s(tokens))
         self._step_s = self._clock() - started
         metrics |= {
-            "checkpoint_s": saved_at - trained_at,
+            "checkpoint_s": saved_at - trained_at,  # stood still for it
+            "checkpoint_write_s": self._write_s,  # of one that was sealed since the step before, beside the training; else 0
             "paced_wait_s": self._clock() - saved_at,
             "wait_s": wait_s,  # for the batch, its way here included
             "train_s": trained_at - started,
@@ -238,6 +261,7 @@ class TrainerLoop:
             "cycle_s": self._step_s,
             "batch_tokens": float(tokens),
         }
+        self._write_s = 0.0
         self._settle(batch, metrics)
         cycle_s = self._clock() - started
         self._cycles.append((cycle_s, tokens))
@@ -262,11 +286,33 @@ class TrainerLoop:
             self._ahead = self._flow.ask_ahead(self._name, self._epoch)
         self._publish()
 
+    def _checkpoint(self, *, due: bool) -> None:
+        """After a step: seal what is written by now; save, or begin to, when a checkpoint is due."""
+        if self._checkpoint_every == 1:
+            self._save()
+            return
+        self._seal(wait=due)  # the bound on steps in no checkpoint holds since a due one waits for the one before
+        if not due:
+            return
+        if self._trainer.begin_checkpoint(self._unsaved):
+            self._begun = self._last
+        else:
+            self._save()
+
     def _save(self) -> None:
-        """A checkpoint of the newest step unless there is one."""
+        """The newest step is in a complete checkpoint when this returns."""
+        self._seal(wait=True)
         if self._unsaved:
             self._trainer.save_checkpoint(self._unsaved)
             self._unsaved = ""
+
+    def _seal(self, *, wait: bool) -> None:
+        """Make a complete checkpoint of the one that was begun, if it is written; or `wait` for it."""
+        if self._begun is not None and (wait or self._trainer.checkpoint_written):
+            self._write_s = self._trainer.seal_checkpoint()
+            if self._begun == self._last:
+                self._unsaved = ""
+            self._begun = None
 
     def _publish(self) -> None:
         started = self._clock()

@@ -53,6 +53,25 @@ class Leader:
         self._gang.tell({"do": "checkpoint", "ids_hash": ids_hash})
         return self._trainer.save_checkpoint(ids_hash)
 
+    def begin_checkpoint(self, ids_hash: str) -> bool:
+        """Each rank copies its rows and writes them beside the training; False where one has no room for the copy."""
+        self._gang.tell({"do": "begin", "ids_hash": ids_hash})
+        return self._trainer.begin_checkpoint(ids_hash)
+
+    @property
+    def checkpoint_written(self) -> bool:
+        """Rank 0 has written its rows: the others' are about as many."""
+        return self._trainer.checkpoint_written
+
+    def seal_checkpoint(self) -> float:
+        """Each rank waits for its rows, rank 0 seals all."""
+        self._gang.tell({"do": "seal"})
+        return self._trainer.seal_checkpoint()
+
+    def drop_checkpoint(self) -> None:
+        """Nothing remains of a checkpoint that was begun. Rank 0 does this alone, as it ends."""
+        self._trainer.drop_checkpoint()
+
     def publish(self) -> WeightsRef:
         """Write the current weights as a generation."""
         self._gang.tell({"do": "publish"})
@@ -79,6 +98,7 @@ class Leader:
     def idle(self) -> None:
         """There is no work: hear whether the others are there. RunError when one is not."""
         self._gang.tell({"do": "nothing"})
+        self._trainer.idle()
 
     def close(self) -> None:
         """The others end at this."""
@@ -103,12 +123,16 @@ def _obey(trainer: TorchTrainer, head: Head, body: Mapping[str, Tensor]) -> None
             trainer.train_step(batch_of(head["batch"], body))
         case "checkpoint":
             trainer.save_checkpoint(head["ids_hash"])
+        case "begin":
+            trainer.begin_checkpoint(head["ids_hash"])
+        case "seal":
+            trainer.seal_checkpoint()
         case "publish":
             trainer.publish()
         case "gather":
             for _ in trainer.full_weights():
                 pass
         case "nothing":
-            pass
+            trainer.idle()
         case other:
             raise RunError("rank 0 says what this rank does not know", got=other)

@@ -1,4 +1,4 @@
-"""Learning-rate schedule: a pure function of the step, so that a restored trainer goes on exactly."""
+"""What is due at a step, learning rate and checkpoint: pure functions of it, so that a restored trainer goes on exactly."""
 
 from runtime.config.schema import AlgorithmSection
 
@@ -16,3 +16,14 @@ def learning_rate(algorithm: AlgorithmSection, step: int) -> float:
         return peak
     share = min(1.0, (step - warmup) / decay)
     return peak + (algorithm.learning_rate_min - peak) * share
+
+
+def checkpoint_due(step: int, every: int) -> bool:
+    """Whether the state after optimiser step `step` (from 0) becomes a checkpoint."""
+    return (step + 1) % every == 0
+
+
+def most_unsaved(every: int) -> int:
+    """Applied steps that are in no complete checkpoint, at most. Each step's own is complete before it is applied; one every n > 1
+    steps is written beside the training, at the latest until the next is due: n steps before it was begun, n - 1 since."""
+    return 0 if every == 1 else 2 * every - 1

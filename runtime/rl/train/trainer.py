@@ -1,11 +1,9 @@
 """The torch trainer: one AdamW step a batch, on one device or as one rank of a gang."""
 
-import contextlib
 import math
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +15,17 @@ from runtime.rl.train import checkpoint
 from runtime.rl.train.dealing import deal, micro_batch_tokens
 from runtime.rl.train.gang import Gang
 from runtime.rl.train.gradients import BatchGradients, GradientComputer
+from runtime.rl.train.host_memory import available_bytes
 from runtime.rl.train.loss import Objective
 from runtime.rl.train.metrics import batch_metrics, token_metrics, token_sums
+from runtime.rl.train.saving import Saver, Writes
 from runtime.rl.train.schedule import learning_rate
 from runtime.rl.train.sharding import first_row, local, shard, whole
 from runtime.rl.train.trial import agree_on_compiling
 from runtime.rl.types import CheckpointMark, StepMetrics, TrainBatch, WeightsRef
 from runtime.rl.weights import GenerationWriter
 from runtime.rl.weights.layout import TensorSpec
-from runtime.rl.weights.sealed import TensorEntry, sweep
+from runtime.rl.weights.sealed import sweep
 from runtime.rl.weights.streamed import TensorShape, write_generation_stream
 
 
@@ -40,8 +40,8 @@ class TorchTrainer:
     are the current ones, detached: no second forward.
 
     With a `gang` this is one of its ranks: it holds its rows of every parameter and moment, and trains its share of every
-    batch. `train_step`, `save_checkpoint`, `restore`, `publish` and `full_weights` are then called by all ranks together
-    (`runtime.rl.train.ranks`); the same batch gives the same update on any number of ranks, to rounding.
+    batch. `train_step`, `save_checkpoint`, `begin_checkpoint`, `seal_checkpoint`, `restore`, `publish` and `full_weights` are then
+    called by all ranks together (`runtime.rl.train.ranks`); the same batch gives the same update on any number of ranks, to rounding.
     """
 
     def __init__(
@@ -58,8 +58,11 @@ class TorchTrainer:
         device: torch.device | str = "cpu",
         seed: int = 0,
         gang: Gang | None = None,
+        write: Writes = checkpoint.write,
+        host_bytes: Callable[[], int] = available_bytes,
     ) -> None:
-        """`device` is the gang's where there is one."""
+        """`device` is the gang's where there is one. `write` and `host_bytes`: the disk that checkpoints go to and what the
+        host's memory has left (tests give others)."""
         self._gang = gang
         self._device = torch.device(device) if gang is None else gang.device
         self._model_dtype = next(model.parameters()).dtype
@@ -69,6 +72,7 @@ class TorchTrainer:
         self._algorithm, self._seed = algorithm, seed
         self._checkpoints, self._weights, self._rollout_dtype = checkpoints, weights, rollout_dtype
         self._generations = GenerationWriter(weights, full_every=full_every)
+        self._saver = Saver(checkpoints, gang=gang, write=write, host_bytes=host_bytes)
         objective = Objective(
             decoupled=algorithm.objective == "decoupled",
             clip_low=algorithm.clip_low,
@@ -125,8 +129,10 @@ class TorchTrainer:
         """One optimiser step on the whole global batch; turns version `batch.step` into `batch.step + 1`.
 
         A batch without a trained token, or with a gradient that is not finite, advances the version and leaves parameters
-        and optimiser as they are (`update_skipped` 1). RunError when the batch is for another version.
+        and optimiser as they are (`update_skipped` 1). RunError when the batch is for another version. What kept a checkpoint
+        that was begun from the disk is raised here.
         """
+        self._saver.check()
         if batch.step != self._version:
             raise RunError("the batch is for another version", got=batch.step, expected=str(self._version))
         started = time.perf_counter()
@@ -155,30 +161,26 @@ class TorchTrainer:
     def save_checkpoint(self, ids_hash: str) -> str:
         """Complete checkpoint of the state after the last step; RunError before the first. Each rank writes its rows; rank 0
         seals them, so that only there the checkpoint is complete when this returns."""
-        if self._version == 0:
-            raise RunError("there is no step to checkpoint yet", got=self._version)
-        facts = checkpoint.StepFacts(
-            lineage=self._lineage,
-            step=self._version - 1,
-            ids_hash=ids_hash,
-            seed=self._seed,
-            optimiser_steps=self._optimiser_steps,
-        )
-        tensors = checkpoint.keyed(self.master_parameters(), self._moments("exp_avg"), self._moments("exp_avg_sq"))
-        gang, root = self._gang, self._checkpoints
-        if gang is None:
-            temporary = checkpoint.begin(root, facts)
-            with checkpoint.unfinished(temporary):
-                return str(checkpoint.finish(root, temporary, facts, checkpoint.write_whole(temporary, tensors)))
-        temporary = root / gang.share(checkpoint.begin(root, facts).name if gang.rank == 0 else None)
-        with checkpoint.unfinished(temporary) if gang.rank == 0 else contextlib.nullcontext():
-            mine = {name: local(t) for name, t in tensors.items()}
-            first = {name: first_row(t.shape[0], gang) for name, t in tensors.items()}
-            entries = _said(checkpoint.write_rows(temporary, gang.rank, mine, first))
-            found = gang.gather(entries)
-            if found is None:
-                return str(checkpoint.checkpoint_folder(root, lineage=facts.lineage, step=facts.step))
-            return str(checkpoint.finish(root, temporary, facts, _heard(found)))
+        return self._saver.save(self._step_facts(ids_hash), self._state())
+
+    def begin_checkpoint(self, ids_hash: str) -> bool:
+        """Copy the state after the last step into host memory, and write it beside the training. False, and nothing was begun,
+        where a rank's host has no room for that copy. RunError before the first step and while another is being written."""
+        return self._saver.begin(self._step_facts(ids_hash), self._state())
+
+    @property
+    def checkpoint_written(self) -> bool:
+        """This rank's part of the checkpoint that was begun is written, or failed: `seal_checkpoint` need not wait for it."""
+        return self._saver.written
+
+    def seal_checkpoint(self) -> float:
+        """Wait for the checkpoint that was begun; it is complete, at rank 0, when this returns. How long it was written, in
+        seconds. Raises what kept it from the disk."""
+        return self._saver.seal()
+
+    def drop_checkpoint(self) -> None:
+        """Nothing remains of a checkpoint that was begun and not sealed. Of a gang rank 0 alone has something to remove."""
+        self._saver.drop()
 
     def complete_checkpoints(self) -> tuple[CheckpointMark, ...]:
         """Checkpoints on disk that are whole."""
@@ -189,8 +191,9 @@ class TorchTrainer:
 
         `load_lineage` names the checkpoint's lineage where it is another (a fork). WeightsError when the checkpoint does
         not verify or is of another model; RunError for None after a step was made. What crashes left half-written is
-        removed.
+        removed, and so is a checkpoint that was begun.
         """
+        self._saver.drop()
         if self._gang is None or self._gang.rank == 0:
             for root in (self._checkpoints, self._weights):
                 sweep(root)
@@ -216,7 +219,8 @@ class TorchTrainer:
         self._optimiser_steps = stored.facts.optimiser_steps
 
     def idle(self) -> None:
-        """There is no work; one rank has nothing to do about it."""
+        """There is no work. What kept a checkpoint that was begun from the disk is raised here too."""
+        self._saver.check()
 
     def publish(self) -> WeightsRef:
         """Write the current weights as a generation in the rollout dtype and return its reference. Of a gang rank 0 writes,
@@ -287,6 +291,21 @@ class TorchTrainer:
             if self._masters[name] is not parameter:
                 parameter.copy_(self._masters[name])
 
+    def _step_facts(self, ids_hash: str) -> checkpoint.StepFacts:
+        if self._version == 0:
+            raise RunError("there is no step to checkpoint yet", got=self._version)
+        return checkpoint.StepFacts(
+            lineage=self._lineage,
+            step=self._version - 1,
+            ids_hash=ids_hash,
+            seed=self._seed,
+            optimiser_steps=self._optimiser_steps,
+        )
+
+    def _state(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of parameters and moments, by its names. Not copies; with a gang sharded."""
+        return checkpoint.keyed(self.master_parameters(), self._moments("exp_avg"), self._moments("exp_avg_sq"))
+
     def _moments(self, key: str) -> dict[str, Tensor]:
         # AdamW makes its moments at its first step; before that (every update skipped so far) they are zero.
         state = self._optimiser.state
@@ -301,20 +320,6 @@ class TorchTrainer:
                 raise WeightsError(
                     f"checkpoint tensor {name} does not fit the model", got=shapes[name], expected=str(fits)
                 )
-
-
-def _said(entries: Mapping[str, TensorEntry]) -> dict[str, list[Any]]:
-    """What a rank wrote, for rank 0."""
-    return {name: [list(e.shape), e.dtype, e.sha256] for name, e in entries.items()}
-
-
-def _heard(found: Sequence[Mapping[str, Any]]) -> dict[str, TensorEntry]:
-    """What all ranks wrote."""
-    return {
-        name: TensorEntry(shape=tuple(shape), dtype=dtype, sha256=sha256)
-        for entries in found
-        for name, (shape, dtype, sha256) in entries.items()
-    }
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:

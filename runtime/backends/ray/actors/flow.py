@@ -121,7 +121,7 @@ class FlowActor:
                 return answer
 
     async def applied(self, applied: Applied) -> None:
-        """The step is in a complete checkpoint."""
+        """The step is made; `applied` says whether it is in a complete checkpoint."""
         self._flow.applied(applied)
 
     async def published(self, ref: WeightsRef, epoch: int, stored: bool = True) -> None:

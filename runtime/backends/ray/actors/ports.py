@@ -152,7 +152,7 @@ class RayTrainerFlow:
             return RayPendingBatch(None)
 
     def applied(self, applied: Applied) -> None:
-        """The step is in a complete checkpoint."""
+        """The step is made; `applied` says whether it is in a complete checkpoint."""
         self._ask("applied", applied)
 
     def published(self, ref: WeightsRef, epoch: int, stored: bool = True) -> None:
