@@ -2,7 +2,9 @@
 
 Counted: the processes of replicas and of the trainer, one generation of weights on its way into each replica, and what each
 group of tasks loads or writes: a checkpoint (parameters and optimiser, gradients apart) or a generation, whichever is more, as
-one is written after the other. Engines do not sleep and optimisers are not offloaded in this model, so neither is counted.
+one is written after the other. A trainer that writes checkpoints beside its training (`Workload.checkpoint_every` > 1) holds a copy
+of masters and moments from the first one on: that and a generation count where they are more than what was loaded before there was
+a copy. Engines do not sleep and optimisers are not offloaded in this model, so neither is counted.
 Paced devices and CPUs are left out: their models lie in that same memory and are real.
 """
 
@@ -12,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from planner.cluster import Cluster
 from planner.cost.context import Context
 from planner.cost.memory import layers_of, stage_params, state_bytes_per_param
+from planner.model import ModelSpec
 from planner.plan import Placement, Plan, Task
 from planner.record import record
 from planner.workflow import TRAINING, tasks_of
@@ -91,8 +94,15 @@ def _stage_loaded(ctx: Context, p: Placement, i: int, task: Task, beside: Sequen
     if layers is None:
         return 0.0
     params = stage_params(model, layers[i], first=i == 0, last=i == len(p.stages) - 1)
-    per_param = state_bytes_per_param(model) - model.dtype_bytes if task in TRAINING else model.dtype_bytes
-    return params * per_param
+    if task not in TRAINING:
+        return params * model.dtype_bytes
+    stored = state_bytes_per_param(model) - model.dtype_bytes
+    return params * (stored if (ctx.workload.checkpoint_every or 1) == 1 else max(stored, _beside_bytes(model)))
+
+
+def _beside_bytes(model: ModelSpec) -> float:
+    """Of a parameter: the copy that is being written (master and two moments, float32 or wider) and a generation of weights."""
+    return 3 * max(4, model.dtype_bytes) + model.dtype_bytes
 
 
 def _counted(cluster: Cluster, kind: str) -> bool:

@@ -58,7 +58,8 @@ def run_trainer_rates(
     first, facts = _turns(config, device, samples, min(every, BETWEEN), each, stop, folder)
     if stop():
         return ()
-    flow_s, checkpoint_s = flow_turn_s(config, folder, seconds=FLOW_S, stop=stop), first.checkpoint_s or None
+    flow_s = flow_turn_s(config, folder, seconds=FLOW_S, stop=stop)
+    checkpoint_s = checkpoint_cost_s(first, every=every, flow_s=flow_s)
     out = [_rate(spec, samples, prompt, response, first, facts, flow_s, checkpoint_s)]
     few = max(1, samples // 4)
     if stop() or few == samples:
@@ -73,6 +74,14 @@ def run_trainer_rates(
             break
         out.append(_rate(spec, count, prompt, response, found, facts, flow_s, checkpoint_s))
     return tuple(out)
+
+
+def checkpoint_cost_s(found: Turns, *, every: int, flow_s: float) -> float | None:
+    """Seconds of the run's turns that one checkpoint costs; None where none was made. One that is written for longer than the turns
+    between two take is also waited for."""
+    if not found.checkpoint_s:
+        return None
+    return found.checkpoint_s + max(0.0, found.write_s - every * (found.turn_s + flow_s) - found.checkpoint_s)
 
 
 def _check_disk(folder: Path, needed: float) -> None:

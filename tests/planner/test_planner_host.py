@@ -56,6 +56,17 @@ def test_by_hand() -> None:
     assert host_use(fsdp, Plan(placements=(trainer("d0", "d1"), replica("d2"))))["a"].loaded == pytest.approx(14 * P)
 
 
+def test_a_copy_that_is_written_beside_the_training_counts_where_it_is_more_than_what_was_loaded() -> None:
+    """bf16: 12 bytes a parameter and a generation of 2 are the 14 that were loaded; fp32: 12 and 4, where 12 were loaded."""
+    for width, often, seldom in ((2, 14, 14), (4, 12, 16)):
+        p = problem()
+        p = replace(p, model=replace(p.model, dtype_bytes=width))
+        plan = Plan(placements=(trainer("d0"), replica("d2")))
+        for every, expected in ((None, often), (1, often), (4, seldom)):
+            ctx = context_of(replace(p, workload=replace(p.workload, checkpoint_every=every)))
+            assert host_use(ctx, plan)["a"].loaded == pytest.approx(expected * P), (width, every)
+
+
 def test_paced_devices_are_not_counted() -> None:
     kinds = {n: replace(k, paced=True) for n, k in MIXED.kinds.items()}
     ctx = context_of(problem(replace(MIXED, kinds=kinds)))

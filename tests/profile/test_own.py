@@ -15,8 +15,8 @@ from runtime.config.problem import DEFAULT_LINK, kind_from_config, problem_from_
 from runtime.config.schema import Config
 from runtime.errors import RunError
 from runtime.profile.flowing import flow_turn_s
-from runtime.profile.own import run_engine_rates, run_trainer_rates, threads_of
-from runtime.profile.turns import turns
+from runtime.profile.own import checkpoint_cost_s, run_engine_rates, run_trainer_rates, threads_of
+from runtime.profile.turns import Turn, Turns, costs, turns
 from runtime.rl.types import TrainBatch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +54,31 @@ def test_turns_of_the_runs_trainer_tell_their_batch(tmp_path: Path) -> None:
         assert r.checkpoint_s == rates[0].checkpoint_s, "of the run's own turns"
         assert 1e-4 < r.checkpoint_s < 60
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_a_checkpoint_costs_what_turns_stand_still_and_are_slower_for_it() -> None:
+    def turn(seconds: float, stood_s: float = 0.0, of: int | None = None) -> Turn:
+        return Turn(seconds=seconds, stood_s=stood_s, of=of)
+
+    free = [turn(1.0)] * 4
+    assert costs(free) == (1.0, 0.0)
+    # The first also makes its memory. The second: 0.2 s for the copy, two turns 0.1 s slower, 0.05 s to seal it.
+    first, second = [turn(9.0, 8.0, 1)], [turn(1.2, 0.2, 2), turn(1.1, 0.0, 2), turn(1.15, 0.05, 2)]
+    turn_s, checkpoint_s = costs([*first, *free, *second])
+    assert (turn_s, checkpoint_s) == (1.0, pytest.approx(0.45))
+    assert costs([*free, *first])[1] == 8.0, "it is all there is"
+    assert costs([turn(0.9, 0.2, 2), *free])[1] == 0.2, (
+        "it costs what it stood still, whatever else made the turn quicker"
+    )
+    # While the training waits, each turn has its own: as before there was another way.
+    assert costs([turn(1.5, 0.5, n) for n in range(2, 6)]) == (1.0, 0.5)
+
+
+def test_a_checkpoint_that_is_written_for_longer_than_lies_between_two_is_waited_for() -> None:
+    found = Turns(turn_s=0.9, checkpoint_s=0.2, write_s=6.0, rows=1.0, turns=9)
+    assert checkpoint_cost_s(found, every=32, flow_s=0.1) == 0.2
+    assert checkpoint_cost_s(found, every=4, flow_s=0.1) == pytest.approx(2.0)
+    assert checkpoint_cost_s(Turns(turn_s=1, checkpoint_s=0, write_s=0, rows=1, turns=9), every=4, flow_s=0) is None
 
 
 def test_a_publication_straight_to_engines_is_part_of_a_turn_as_far_as_one_end_goes(tmp_path: Path) -> None:

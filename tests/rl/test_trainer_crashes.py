@@ -67,7 +67,7 @@ def test_as_many_steps_as_can_be_lost_are_lost_and_made_again(flow_too: bool) ->
 def test_with_a_checkpoint_each_step_no_death_makes_a_step_again() -> None:
     for calls in range(0, 40, 3):
         lives = lived(Fate(every=1, deaths=(calls,), writes=(), quiesce_at=STEPS, flow_too=False), steps=4)
-        assert lives.lost == [0, 0]
+        assert set(lives.lost) == {0}
 
 
 def test_a_full_disk_and_an_order_to_wait() -> None:
