@@ -48,7 +48,7 @@ class Decoding:
         self.v = self.stall = self.slow = self.context = np.zeros(0)
         self.n = self.version = np.zeros(0, dtype=np.int64)
         self.allowed = np.zeros(0, dtype=np.int64)  # samples it may hold now, its warm-up and KV use considered
-        self.drift = np.zeros(0)  # change of n in the last window
+        self.drift = np.zeros(0, dtype=np.int64)  # change of n in the last window
         self.growth = np.zeros(0)  # of context, over that of samples that all go on, in the last window; 1: none ended
         self.decoded = np.zeros(0)  # tokens since the replica came, for show
         self.paused = np.zeros(0, dtype=bool)
@@ -85,7 +85,7 @@ class Decoding:
         i, s = len(self.lanes), lane.speed.slots
         self.lanes.append(lane)
         self.v, self.stall, self.context = (np.append(a, 0.0) for a in (self.v, self.stall, self.context))
-        self.slow, self.drift = np.append(self.slow, 1.0), np.append(self.drift, 0.0)
+        self.slow, self.drift = np.append(self.slow, 1.0), np.append(self.drift, 0)
         self.growth, self.decoded = np.append(self.growth, 1.0), np.append(self.decoded, 0.0)
         self.n, self.version = np.append(self.n, 0), np.append(self.version, version)
         self.allowed = np.append(self.allowed, allowed)
@@ -115,6 +115,7 @@ class Decoding:
         self.prefill = np.array([x.speed.prefill for x in self.lanes]).reshape(len(self.lanes), 3).T.copy()
         self.begin = np.concatenate([[0], np.cumsum(self.slots.astype(np.int64))])
         self._line = np.arange(len(self.lanes)) * width  # where a replica's entries begin in the flat tables
+        self._ones = np.ones(len(self.lanes))
         self._flat = self.base.reshape(-1), self.kv.reshape(-1)
         self.on = np.flatnonzero(np.isfinite(self.ends))
         self.on_rep = self.rep[self.on]
@@ -219,7 +220,7 @@ class Decoding:
     def elasticity(self, step_s: float) -> float:
         """How much of `step_s` would go with the samples themselves: 1 where a step takes twice as long for twice as many, 0
         where it does not matter."""
-        half = (self.n + 1) // 2
+        half = (self.n + 1) >> 1
         base, kv = self._at(half)
         fewer = (base + kv * self.context * half / np.maximum(self.n, 1)) * self.slow
         return 2 * (step_s - float((fewer * self.n).sum())) / step_s if step_s > 0 else 0.0
@@ -278,8 +279,9 @@ class Decoding:
     def close_window(self) -> None:
         """Everybody is where the window ends."""
         moved, self.v = self.target - self.v, self.target
-        self.stall = self.stall - self.waited
-        self.spent[:, 1] += self.waited
+        if np.count_nonzero(self.waited):
+            self.stall = self.stall - self.waited
+            self.spent[:, 1] += self.waited
         self.recount()
         able, busy = self._able, self._able
         if np.count_nonzero(self.n) < len(self.n):  # some have nothing left: busy until their last sample ended
@@ -289,10 +291,10 @@ class Decoding:
         if self.pausing:
             self.spent[:, 2] += np.where(self.paused, self._h, 0.0)
         self.decoded += moved * (self.n + self._before_n) / 2
-        self.drift = np.subtract(self.n, self._before_n, dtype=float)
+        self.drift = self.n - self._before_n
         whole = moved * np.maximum(self._before_n, 1)
         gained = self.context - self._before_context
-        grown = np.divide(gained, whole, out=np.ones(len(whole)), where=whole > 0)
+        grown = np.divide(gained, whole, out=self._ones.copy(), where=whole > 0)
         self.growth = np.minimum(np.maximum(grown, -1.0), 1.0)
 
     def recount(self) -> None:
