@@ -174,7 +174,7 @@ class _Look:
         peers = self._fast.get((*key, len(unit.devices)), [])
         own = None if self._slow(unit) else bisect.bisect_left(peers, unit.log_ratio)  # it is no peer of itself
         if len(peers) > (own is not None):
-            return _median(peers, without=own)
+            return median_of_others(peers, without=own)
         pasts = [p for d in unit.devices if (p := self._pasts.get((d, unit.role))) is not None]
         if pasts:
             return statistics.fmean(p.log_ratio for p in pasts)
@@ -224,7 +224,7 @@ class _Look:
         return "+".join(sorted({self.state.devices[d].kind for d in unit.devices})), unit.role
 
 
-def _median(ascending: Sequence[float], *, without: int | None) -> float:
+def median_of_others(ascending: Sequence[float], *, without: int | None) -> float:
     """Of all but the one at a place, in constant time."""
     count = len(ascending) - (without is not None)
     low, high = (i + (without is not None and i >= without) for i in ((count - 1) // 2, count // 2))
