@@ -145,15 +145,16 @@ def calibrate(
     estimates, there = dict(before.estimates), {(u.id, u.epoch) for u in units}
     recents = {key: r for key, r in before.recents.items() if key in there}
     for unit in units:
-        if unit.work is None or unit.phase not in ("serving", "running") or odd & set(unit.devices):
+        if unit.work is None or unit.phase not in ("serving", "running") or not odd.isdisjoint(unit.devices):
             continue
-        key, now = (unit.id, unit.epoch), Begin(work=unit.work, throttled=bool(hot & set(unit.devices)))
+        key, now = (unit.id, unit.epoch), Begin(work=unit.work, throttled=not hot.isdisjoint(unit.devices))
         begin = before.marks.get(key)
         if begin is None or not _grew(begin.work, now.work):
             if now.work.busy_s >= WARM_S and now.work.steps >= WARM_STEPS:
                 marks[key] = now
             continue
-        begin = replace(begin, throttled=begin.throttled or now.throttled)
+        if now.throttled:
+            begin = replace(begin, throttled=True)
         block = _less(now.work, begin.work)
         if not _long_enough(block, unit):
             marks[key] = begin

@@ -98,7 +98,9 @@ def drift(
     """One look at units whose newest block ended now: events for devices that are slow, fast again or otherwise slow, and for
     slow ones that nobody could judge for long."""
     known = {d.id: d for d in state.present}
-    drifts = {d: before.drifts.get(d, DeviceDrift(slow=b.speed < 1, recoveries=b.recoveries)) for d, b in known.items()}
+    drifts = {
+        d: before.drifts.get(d) or DeviceDrift(slow=b.speed < 1, recoveries=b.recoveries) for d, b in known.items()
+    }
     pasts = {key: p for key, p in before.pasts.items() if key[0] in known}
     units = tuple(u for u in calibrating.recents.values() if u.counts and all(d in known for d in u.devices))
     look = _Look(state, units, drifts, pasts)
@@ -170,11 +172,9 @@ class _Look:
         """ln(measured / modelled speed) that was to be expected of the unit; None where nobody can say."""
         key = self._key(unit)
         peers = self._fast.get((*key, len(unit.devices)), [])
-        if not self._slow(unit):  # it is no peer of itself
-            own = bisect.bisect_left(peers, unit.log_ratio)
-            peers = peers[:own] + peers[own + 1 :]
-        if peers:
-            return statistics.median(peers)
+        own = None if self._slow(unit) else bisect.bisect_left(peers, unit.log_ratio)  # it is no peer of itself
+        if len(peers) > (own is not None):
+            return median_of_others(peers, without=own)
         pasts = [p for d in unit.devices if (p := self._pasts.get((d, unit.role))) is not None]
         if pasts:
             return statistics.fmean(p.log_ratio for p in pasts)
@@ -222,6 +222,13 @@ class _Look:
 
     def _key(self, unit: Recent) -> tuple[str, UnitRole]:
         return "+".join(sorted({self.state.devices[d].kind for d in unit.devices})), unit.role
+
+
+def median_of_others(ascending: Sequence[float], *, without: int | None) -> float:
+    """Of all but the one at a place, in constant time."""
+    count = len(ascending) - (without is not None)
+    low, high = (i + (without is not None and i >= without) for i in ((count - 1) // 2, count // 2))
+    return ascending[low] if low == high else (ascending[low] + ascending[high]) / 2
 
 
 def speeds(state: ClusterState) -> dict[str, float]:

@@ -58,7 +58,7 @@ def watched(
         d = before.get(device, DeviceDrift())
         past = share >= rule.leave_share if d.slow else share <= rule.enter_share
         if not past:
-            after[device] = replace(d, past_s=None)
+            after[device] = d if d.past_s is None else replace(d, past_s=None)
             continue
         since_s = now_s if d.past_s is None else d.past_s
         dwell_s = rule.leave_s if d.slow else rule.enter_s * 2 ** min(d.recoveries, MOST_DOUBLINGS)

@@ -16,6 +16,7 @@ Admission alone bounds only the mean age; the guarantee is where groups are cons
 With eta = 0 all three are exactly synchronous.
 """
 
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -116,7 +117,7 @@ class StalenessPolicy:
         if self.stale == "wait":
             complete.sort(key=lambda g: (-1 if g.started is None else g.started, g.ordinal))
         else:
-            complete.sort(key=lambda g: g.ordinal)
+            complete.sort(key=operator.attrgetter("ordinal"))
         needed = self.prompts_per_step
         if len(complete) < needed:
             return Selection(evicted=evicted, waits_for=f"{needed - len(complete)} more complete groups")

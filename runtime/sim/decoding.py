@@ -48,7 +48,7 @@ class Decoding:
         self.v = self.stall = self.slow = self.context = np.zeros(0)
         self.n = self.version = np.zeros(0, dtype=np.int64)
         self.allowed = np.zeros(0, dtype=np.int64)  # samples it may hold now, its warm-up and KV use considered
-        self.drift = np.zeros(0)  # change of n in the last window
+        self.drift = np.zeros(0, dtype=np.int64)  # change of n in the last window
         self.growth = np.zeros(0)  # of context, over that of samples that all go on, in the last window; 1: none ended
         self.decoded = np.zeros(0)  # tokens since the replica came, for show
         self.paused = np.zeros(0, dtype=bool)
@@ -65,9 +65,16 @@ class Decoding:
         self.on = self.on_rep = np.zeros(
             0, dtype=np.int64
         )  # slots that hold a running sample as of the last count; whose
+        self.pausing = 0  # replicas that are paused
+        self._began = False  # whether samples began since the last count
         self.steps_of_window()
 
     # Replicas
+
+    @property
+    def running(self) -> int:
+        """Samples that run on all replicas together, as of the last count."""
+        return len(self.on)
 
     def steps_of_window(self) -> None:
         """Reset what a window remembers."""
@@ -78,7 +85,7 @@ class Decoding:
         i, s = len(self.lanes), lane.speed.slots
         self.lanes.append(lane)
         self.v, self.stall, self.context = (np.append(a, 0.0) for a in (self.v, self.stall, self.context))
-        self.slow, self.drift = np.append(self.slow, 1.0), np.append(self.drift, 0.0)
+        self.slow, self.drift = np.append(self.slow, 1.0), np.append(self.drift, 0)
         self.growth, self.decoded = np.append(self.growth, 1.0), np.append(self.decoded, 0.0)
         self.n, self.version = np.append(self.n, 0), np.append(self.version, version)
         self.allowed = np.append(self.allowed, allowed)
@@ -108,10 +115,21 @@ class Decoding:
         self.prefill = np.array([x.speed.prefill for x in self.lanes]).reshape(len(self.lanes), 3).T.copy()
         self.begin = np.concatenate([[0], np.cumsum(self.slots.astype(np.int64))])
         self._line = np.arange(len(self.lanes)) * width  # where a replica's entries begin in the flat tables
+        self._ones = np.ones(len(self.lanes))
         self._flat = self.base.reshape(-1), self.kv.reshape(-1)
         self.on = np.flatnonzero(np.isfinite(self.ends))
         self.on_rep = self.rep[self.on]
         self.steps_of_window()
+
+    def pause(self, i: int) -> None:
+        """Replica i decodes nothing until it is to `resume`."""
+        self.pausing += not self.paused[i]
+        self.paused[i] = True
+
+    def resume(self, i: int) -> None:
+        """Replica i goes on."""
+        self.pausing -= bool(self.paused[i])
+        self.paused[i] = False
 
     def remove(self, i: int) -> Floats:
         """A replica stops; what it still holds is forgotten. Answers with its seconds by phase."""
@@ -121,6 +139,7 @@ class Decoding:
         self.rep = np.where(shifted > i, shifted - 1, shifted)
         for name in ("row", "first", "leased_at", "ends", "starts", "before", "leased_s", "shares", "_ahead"):
             setattr(self, name, getattr(self, name)[keep])
+        self.resume(i)
         for name in (
             "v",
             "stall",
@@ -166,7 +185,7 @@ class Decoding:
         drift, growth = (0.0, 1.0) if constant else (self.drift, self.growth)
         waited = np.minimum(self.stall, h)
         able = h - waited
-        if self.paused.any():
+        if self.pausing:
             waited, able = np.where(self.paused, 0.0, waited), np.where(self.paused, 0.0, able)
         least = np.minimum(self.n, 1)
         middle = np.minimum(np.maximum(np.rint(self.n + drift / 2), least), self.slots).astype(np.int64)
@@ -176,7 +195,7 @@ class Decoding:
         # Where context shrinks, no faster than leaves the square root real.
         beta = np.maximum(kv * middle * growth / 2 * self.slow, -0.18 * square / np.maximum(able, 1e-12))
         root = alpha + np.sqrt(square + 4 * beta * able)
-        gained = np.divide(2 * able, root, out=np.zeros(len(root)), where=(root > 0) & (least > 0))
+        gained = np.divide(2 * able, root, out=np.zeros(len(root)), where=(root > 0) & (self.n > 0))
         self.waited, self.alpha, self.beta, self.target = waited, alpha, beta, self.v + gained
         self._h, self._able, self._before_n, self._before_context = h, able, self.n, self.context
         self._last = np.zeros(len(self.lanes))  # seconds into the window at which a replica's last sample so far ended
@@ -193,15 +212,18 @@ class Decoding:
             seconds = np.where(np.isfinite(x), self.stall + alpha * x + beta * x * x, INF)
         return float(np.min(np.where(self.paused, INF, seconds)))
 
-    def step_s(self) -> tuple[float, float]:
-        """Mean seconds of a decode step over running samples, and how much of that would go with the samples themselves:
-        1 where a step takes twice as long for twice as many, 0 where it does not matter."""
-        half = (self.n + 1) // 2
-        (base, kv), (base_half, kv_half) = self._at(self.n), self._at(half)
-        now = (base + kv * self.context) * self.slow
-        fewer = (base_half + kv_half * self.context * half / np.maximum(self.n, 1)) * self.slow
-        total = float((now * self.n).sum())
-        return total / float(self.n.sum()), 2 * (total - float((fewer * self.n).sum())) / total if total > 0 else 0.0
+    def step_s(self) -> float:
+        """Seconds of a decode step, summed over running samples."""
+        base, kv = self._at(self.n)
+        return float(((base + kv * self.context) * self.slow * self.n).sum())
+
+    def elasticity(self, step_s: float) -> float:
+        """How much of `step_s` would go with the samples themselves: 1 where a step takes twice as long for twice as many, 0
+        where it does not matter."""
+        half = (self.n + 1) >> 1
+        base, kv = self._at(half)
+        fewer = (base + kv * self.context * half / np.maximum(self.n, 1)) * self.slow
+        return 2 * (step_s - float((fewer * self.n).sum())) / step_s if step_s > 0 else 0.0
 
     def _at(self, running: Ints) -> tuple[Floats, Floats]:
         """(base_s, kv_s) of each replica with so many samples."""
@@ -211,13 +233,13 @@ class Decoding:
     def ended(self, among: Ints | None = None) -> Ints:
         """Slots whose sample ends within the window."""
         if among is not None:
-            return among[self.ends[among] <= self.target[self.rep[among]]]
+            return among[self.ends[among] <= self.target[self.rep[among]]] if len(among) else among
         return self.on[self.ends[self.on] <= self.target[self.on_rep]]
 
     def seconds_into(self, at: Ints, *, after: int = 0) -> Floats:
         """When, after the start of the window, the samples of these slots end, or others `after` tokens later."""
         r = self.rep[at]
-        x = self.ends[at] + after - self.v[r]
+        x = (self.ends[at] + after if after else self.ends[at]) - self.v[r]
         out: Floats = self.waited[r] + self.alpha[r] * x + self.beta[r] * x * x
         return out
 
@@ -247,6 +269,7 @@ class Decoding:
         self.starts[at], self.ends[at], self._ahead[at] = starts, starts + lengths, before - starts
         self.shares[at] = shares
         self.row[at], self.before[at], self.first[at], self.leased_s[at] = rows, before, first, now_s
+        self._began = True
         r = self.rep[at]
         self.leased_at[at] = self.version[r]
         p0, p1, p2 = self.prefill
@@ -256,28 +279,34 @@ class Decoding:
     def close_window(self) -> None:
         """Everybody is where the window ends."""
         moved, self.v = self.target - self.v, self.target
-        self.stall = self.stall - self.waited
-        self.spent[:, 1] += self.waited
+        if np.count_nonzero(self.waited):
+            self.stall = self.stall - self.waited
+            self.spent[:, 1] += self.waited
         self.recount()
         able, busy = self._able, self._able
-        if not self.n.all():  # some have nothing left: they were busy until their last sample ended
+        if np.count_nonzero(self.n) < len(self.n):  # some have nothing left: busy until their last sample ended
             busy = np.where(self.n > 0, able, np.minimum(np.maximum(self._last - self.waited, 0.0), able))
             self.spent[:, 3] += able - busy
         self.spent[:, 0] += busy
-        if self.paused.any():
+        if self.pausing:
             self.spent[:, 2] += np.where(self.paused, self._h, 0.0)
         self.decoded += moved * (self.n + self._before_n) / 2
-        self.drift = np.subtract(self.n, self._before_n, dtype=float)
+        self.drift = self.n - self._before_n
         whole = moved * np.maximum(self._before_n, 1)
         gained = self.context - self._before_context
-        grown = np.divide(gained, whole, out=np.ones(len(whole)), where=whole > 0)
+        grown = np.divide(gained, whole, out=self._ones.copy(), where=whole > 0)
         self.growth = np.minimum(np.maximum(grown, -1.0), 1.0)
 
     def recount(self) -> None:
         """Running samples and tokens of context by replica, from the slots."""
-        on = self.on = np.flatnonzero(self.ends < INF)
-        r = self.on_rep = self.rep[on]
-        first = np.searchsorted(on, self.begin)  # slots of a replica lie together
+        if self._began:
+            on = self.on = (self.ends < INF).nonzero()[0]
+            r = self.on_rep = self.rep[on]
+            self._began = False
+        else:  # those that ran, without those that ended
+            still = self.ends[self.on] < INF
+            on, r = self.on, self.on_rep = self.on[still], self.on_rep[still]
+        first = on.searchsorted(self.begin)  # slots of a replica lie together
         self.n = first[1:] - first[:-1]
         self.context = self.n * self.v + np.bincount(r, weights=self._ahead[on], minlength=len(self.lanes))
 

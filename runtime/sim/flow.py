@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from runtime.policy.staleness import GroupView, Selection
+from runtime.policy.staleness import Selection
 from runtime.sim.decoding import INF, Decoding, Held, Lane
 from runtime.sim.figures import Books, StepSeen
+from runtime.sim.finishing import Finishing
 from runtime.sim.granting import Granting
 from runtime.sim.groups import RING, Floats, GroupTable, Ints, Suspended
 from runtime.sim.rules import FlowRules, WeightsPath
@@ -36,6 +37,7 @@ class SimulatedFlow:
         rows = self.policy.most_outstanding + 2 * self.policy.prompts_per_step
         self.groups = GroupTable(rules.responses_per_prompt, rows)
         self.granting = Granting(rules, self.decoding, self.groups, seed)
+        self.finishing = Finishing(rules, self.decoding, self.groups, self.books)
         self.numbers: dict[str, int] = {}
         self.trainer: TrainerSpeed | None = None
         self._slow = 1.0
@@ -44,8 +46,6 @@ class SimulatedFlow:
         self._began_s: float | None = None  # when it began to compute; None: it does not
         self._ends_s = INF
         self._state = "absent"
-        self._complete: list[tuple[float, int]] = []  # (time, row) of groups that can be trained
-        self._views: dict[int, GroupView] = {}  # of those, by row: a group waits for many steps
         self._tried = 0  # complete groups when the rule was last asked in vain
         self.waits_for = ""
         self.on_step: Callable[[], None] = lambda: None
@@ -85,7 +85,7 @@ class SimulatedFlow:
             step_s = float(d.alpha[i]) if len(d.alpha) > i and d.alpha[i] > 0 else FLUSH_S / FLUSH_TOKENS
             redone = held.done % max(1, min(FLUSH_TOKENS, int(FLUSH_S / step_s)))
         kept = held.done - redone
-        self._count(at, held.start + kept)
+        self.finishing.count(at, held.start + kept)
         self.books.redone_tokens += int(redone.sum())
         self.books.recomputed_tokens += int((held.context + kept).sum())
         for k in range(len(at)):
@@ -136,7 +136,8 @@ class SimulatedFlow:
         self.groups = GroupTable(self.rules.responses_per_prompt, len(g.live))
         self.groups.admitted = version * self.policy.prompts_per_step
         self.granting.restart(self.groups, version)
-        self._batch, self._complete, self._views, self._tried = None, [], {}, 0
+        self.finishing.restart(self.groups)
+        self._batch, self._tried = None, 0
 
     @property
     def between_steps(self) -> bool:
@@ -148,13 +149,20 @@ class SimulatedFlow:
     def advance(self, until_s: float, should_stop: Callable[[], bool] = lambda: False) -> str:
         """Move to `until_s`. Answers why it ended before that, "" when it did not: "steps" are done, it was "stopped", or
         nothing can happen any more and it "waits"."""
+        why = self._advance(until_s, should_stop)
+        self.finishing.settle()
+        return why
+
+    def _advance(self, until_s: float, should_stop: Callable[[], bool]) -> str:
         while self.now_s < until_s:
             if self._over():
                 return "steps"
             if should_stop():
                 return "stopped"
             self._try_step(self.now_s)
-            self.granting.fill(self.now_s)
+            if self.granting.waiting > 0:
+                self.finishing.settle()
+                self.granting.fill(self.now_s)
             event_s = min(self._next_event_s(), until_s)
             h = min(event_s - self.now_s, longest_s(self.decoding, self.granting, self.rules, self.version))
             if h == INF:
@@ -169,14 +177,15 @@ class SimulatedFlow:
         h = at_s - self.now_s
         if h > 0:
             self._window(h)
+            self.finishing.settle()
 
     def _over(self) -> bool:
         return self.rules.steps is not None and self.version >= self.rules.steps
 
     def _next_event_s(self) -> float:
         look, g = INF, self.policy.prompts_per_step
-        if self._may_start() and len(self._complete) >= g:
-            look = next((t for t, _ in self._complete[g - 1 :] if t > self.now_s), INF)
+        if self._may_start():
+            look = next((t for t, *_ in self.finishing.complete[g - 1 :] if t > self.now_s), INF)
         return min(self._ends_s, self.weights.links.next_s(), look)
 
     def _window(self, h: float) -> None:
@@ -187,7 +196,7 @@ class SimulatedFlow:
             if shorter < h:
                 h = shorter
                 d.open_window(h, constant=is_fine(d))
-            self.books.running_area += float(d.n.sum()) * h
+            self.books.running_area += d.running * h
             at = d.ended()
             while len(at):
                 into = d.seconds_into(at)
@@ -215,7 +224,7 @@ class SimulatedFlow:
             self.decoding,
             self.groups,
             self.rules,
-            [t for t, _ in self._complete],
+            [t for t, *_ in self.finishing.complete],
             needed=max(self.policy.prompts_per_step, self._tried + 1),
             began_s=began_s,
             more=self.groups.unleased_groups() + self.granting.admissible if mask else 0,
@@ -230,17 +239,14 @@ class SimulatedFlow:
         d = self.decoding
         d.note_ends(at, into)
         seconds = began_s + into
-        order = np.argsort(seconds, kind="stable")
+        order = seconds.argsort(kind="stable")
         at, seconds = at[order], seconds[order]
-        ends, rows = d.ends[at], d.row[at]
-        self._count(at, ends)
-        self.books.finish(len(at), float((seconds - d.leased_s[at]).sum()))
-        done = self.groups.finish(rows, seconds, d.before[at] + (ends - d.starts[at]))
-        d.clear(at)
-        for row, at_s in zip(done, self.groups.complete_s[done].tolist(), strict=True):
-            bisect.insort(self._complete, (at_s + self.rules.reward_s, row))
-        self._views |= zip(done, self._seen(done, complete=True), strict=True)
+        ends = self.finishing.note(at, seconds)
         over_s = float((end_s - seconds).sum())
+        if self.granting.waiting <= 0:
+            self.books.running_area -= over_s
+            return at[:0]
+        self.finishing.settle()
         within = self._room(at)
         if within is not None:
             at, ends, seconds = at[within], ends[within], seconds[within]
@@ -264,9 +270,10 @@ class SimulatedFlow:
     def _evict_overfull(self) -> None:
         """A replica whose KV is full gives back the samples it took last, as engines preempt."""
         d = self.decoding
+        if not np.count_nonzero(d.context > d.capacity):  # even with every prompt for itself
+            return
         context = d.held_tokens(1.0)
-        over = context > d.capacity
-        for i in np.flatnonzero(over).tolist() if over.any() else ():
+        for i in np.flatnonzero(context > d.capacity).tolist():
             at = np.flatnonzero(np.isfinite(d.mine(d.ends, i))) + d.begin[i]
             newest = at[np.argsort(-d.starts[at], kind="stable")]
             contexts = d.before[newest] + d.v[i] - d.starts[newest] - d.shares[newest]
@@ -277,18 +284,6 @@ class SimulatedFlow:
             self._suspend(i, gone, lost=False)
             d.allowed[i] = max(1, int(d.n[i]))
 
-    def _seen(self, rows: list[int], *, complete: bool) -> list[GroupView]:
-        g = self.groups
-        told = zip(g.ordinal[rows].tolist(), g.slot[rows].tolist(), g.started[rows].tolist(), strict=True)
-        return [GroupView(ordinal=o, slot=s, complete=complete, started=None if v < 0 else v) for o, s, v in told]
-
-    def _count(self, at: Ints, upto: Floats) -> None:
-        """Put the tokens that these slots have sampled into their groups, by version."""
-        rows = self.decoding.row[at]
-        for versions, tokens in self.decoding.spans(at, upto):
-            np.add.at(self.groups.tokens, (rows, versions % RING), tokens)
-            self.books.generated_tokens += int(tokens.sum())
-
     # Steps
 
     def _may_start(self) -> bool:
@@ -296,19 +291,21 @@ class SimulatedFlow:
 
     def _try_step(self, now_s: float) -> None:
         """Begin the next step at the first moment up to now at which the rule had a batch for it."""
-        g = self.policy.prompts_per_step
-        if not self._may_start() or len(self._complete) < g or self._complete[g - 1][0] > now_s:
+        if not self._may_start():
+            return
+        self.finishing.settle()
+        g, complete = self.policy.prompts_per_step, self.finishing.complete
+        if len(complete) < g or complete[g - 1][0] > now_s:
             return
         count = max(g, self._tried + 1)
-        while count <= len(self._complete):
-            moment = max(self._complete[count - 1][0], self._since_s)
+        while count <= len(complete):
+            moment = max(complete[count - 1][0], self._since_s)
             if moment > now_s:
                 return
-            count = max(count, bisect.bisect_right(self._complete, (moment, INF)))
+            count = max(count, bisect.bisect_right(complete, moment, key=lambda c: c[0]))
             selection = self._selected(count)
             if selection.groups:
-                rows = {v.ordinal: row for row, v in self._views.items()}
-                self._reserve([rows[o] for o in selection.groups], moment)
+                self._reserve(selection.groups, moment)
             self._give_up(selection.evicted)
             if selection.groups or selection.evicted:
                 return
@@ -317,21 +314,18 @@ class SimulatedFlow:
 
     def _selected(self, count: int) -> Selection:
         """The rule's answer when the first `count` groups are complete."""
-        rows = [row for _, row in self._complete[:count]]
-        views = [self._views[row] for row in rows]
+        complete = self.finishing.complete[:count]
+        views = [view for _, _, view in complete]
         if self.policy.stale != "mask":  # the rule for `mask` looks at complete groups only
-            known = set(rows)
+            known = {row for _, row, _ in complete}
             g = self.groups
             others = np.flatnonzero(g.live & (g.started >= 0)).tolist()
             batch = set(self._batch or ())
-            views += self._seen([r for r in others if r not in known and r not in batch], complete=False)
+            views += self.finishing.seen([r for r in others if r not in known and r not in batch], complete=False)
         return self.policy.select(views, self.version)
 
-    def _reserve(self, rows: list[int], at_s: float) -> None:
-        taken = set(rows)
-        self._complete = [c for c in self._complete if c[1] not in taken]
-        for row in rows:
-            del self._views[row]
+    def _reserve(self, ordinals: tuple[int, ...], at_s: float) -> None:
+        rows = self.finishing.take(ordinals)
         if self.policy.stale == "wait":
             self.granting.begun.subtract(self.groups.started[rows].tolist())
         self._batch, self._tried, self.waits_for = rows, 0, ""
@@ -353,8 +347,12 @@ class SimulatedFlow:
     def _happen(self) -> None:
         """Events that are due."""
         if self._ends_s <= self.now_s + 1e-12:
+            self.finishing.settle()
             self._end_step()
-        self.weights.happen(self.numbers, self.version, self.now_s)
+        arrived = self.weights.arrived(self.now_s)
+        if arrived:
+            self.finishing.settle()
+            self.weights.switch(arrived, self.numbers, self.version, self.now_s)
         self._updated()
 
     def _updated(self) -> None:
@@ -382,24 +380,24 @@ class SimulatedFlow:
     def _trained(self, rows: Ints, step: int) -> StepSeen:
         """Weights, ages and counts of a batch, by the rule."""
         g = self.groups
-        by_slot, starts = g.tokens[rows].sum(axis=0), g.starts[rows].sum(axis=0)
-        versions = [v for v in range(max(0, step - RING + 1), step + 1) if by_slot[v % RING]]
+        by_slot, starts = g.tokens[rows].sum(axis=0).tolist(), g.starts[rows].sum(axis=0).tolist()
+        first = max(0, step - RING + 1)
+        versions = [v for v in range(first, step + 1) if by_slot[v % RING]]
         weights = self.policy.token_weights(versions, step)
-        ages = {step - v: int(by_slot[v % RING]) for v, w in zip(versions, weights, strict=True) if w > 0}
-        total = int(by_slot.sum())
+        ages = {step - v: by_slot[v % RING] for v, w in zip(versions, weights, strict=True) if w > 0}
         begun = step - g.started[rows]
-        old = [v for v in range(max(0, step - RING + 1), step - self.policy.eta) if starts[v % RING]]
+        old = [v for v in range(first, step - self.policy.eta) if starts[v % RING]]
         assert self._began_s is not None
         return StepSeen(
             step=step,
             began_s=self._began_s,
             ended_s=self._ends_s,
             trained_tokens=sum(ages.values()),
-            masked_tokens=total - sum(ages.values()),
+            masked_tokens=sum(by_slot) - sum(ages.values()),
             ages=ages,
             group_age_mean=float(begun.mean()),
             group_age_max=int(begun.max()),
-            samples_masked=sum(int(starts[v % RING]) for v in old),
+            samples_masked=sum(starts[v % RING] for v in old),
         )
 
     def _give_up(self, ordinals: tuple[int, ...]) -> None:
@@ -410,15 +408,12 @@ class SimulatedFlow:
         rows = np.array([r for r in np.flatnonzero(g.live).tolist() if int(g.ordinal[r]) in gone])
         at = np.flatnonzero(np.isfinite(d.ends) & np.isin(d.row, rows))
         if len(at):
-            self._count(at, d.starts[at] + np.clip(np.floor(d.v[d.rep[at]] - d.starts[at] + 1e-6), 0, None))
+            self.finishing.count(at, d.starts[at] + np.clip(np.floor(d.v[d.rep[at]] - d.starts[at] + 1e-6), 0, None))
             d.clear(at)
             d.recount()
         self.books.waste("stale", int(g.tokens[rows].sum()))
         g.forget_waiting(set(rows.tolist()))
-        dead = set(rows.tolist())
-        self._complete = [c for c in self._complete if c[1] not in dead]
-        for row in dead:
-            self._views.pop(row, None)
+        self.finishing.take(ordinals)
         g.given_up += len(rows)
         g.release(rows)
 
@@ -435,7 +430,7 @@ class SimulatedFlow:
     @property
     def queue_groups(self) -> int:
         """Complete groups that wait for the trainer."""
-        return len(self._complete)
+        return len(self.finishing.complete)
 
     def partial_tokens(self) -> int:
         """Tokens sampled by running samples since their leases, not yet in their groups."""
@@ -451,10 +446,11 @@ class SimulatedFlow:
     def _draw(self, began_s: float, now_s: float) -> None:
         assert self.timeline is not None
         d, t = self.decoding, self.timeline
+        self.finishing.settle()
         for i, lane in enumerate(d.lanes):
             what = "update" if d.paused[i] else "decode" if d.n[i] else ""
             t.span("replicas", lane.name, what, began_s, now_s)
-        t.counter("queue of complete groups", now_s, len(self._complete))
+        t.counter("queue of complete groups", now_s, self.queue_groups)
         t.counter("running samples", now_s, int(d.n.sum()))
         if self.books.steps:
             t.counter("staleness, mean of groups", now_s, round(self.books.steps[-1].group_age_mean, 3))

@@ -75,7 +75,7 @@ class Granting:
             room = np.minimum(room, self._granted(waiting))
         free = np.flatnonzero(d.ends == INF)
         r = d.rep[free]
-        rank = np.arange(len(free)) - np.searchsorted(free, d.begin[:-1])[r]
+        rank = np.arange(len(free)) - free.searchsorted(d.begin[:-1])[r]
         chosen = rank < room[r]
         free, rank, r = free[chosen], rank[chosen], r[chosen]
         order = np.argsort((rank + d.n[r]) / allowed[r], kind="stable")  # the emptiest first
@@ -131,6 +131,8 @@ class Granting:
         sample which takes such a place can end (None: all). They can be given at once, and all is given in the order of
         time."""
         d, g = self._decoding, self._groups
+        if self.waiting <= 0:
+            return None
         count = len(at) if self._block is None else self._begin_at_most(at) * g.members
         self._admit_for(count)
         least = g.least_left(count)

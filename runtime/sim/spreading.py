@@ -2,7 +2,7 @@
 
 from runtime.sim.decoding import Decoding
 from runtime.sim.figures import Books
-from runtime.sim.links import Links
+from runtime.sim.links import Links, Stream
 from runtime.sim.rules import FlowRules, WeightsPath
 from runtime.sim.timeline import Timeline
 
@@ -40,7 +40,7 @@ class Spreading:
             self._arrive(name, i, version, now_s)
             return
         if not self._rules.overlapped:
-            self._decoding.paused[i] = True
+            self._decoding.pause(i)
         self.links.send(
             now_s,
             link=path.link,
@@ -51,9 +51,13 @@ class Spreading:
             to=name,
         )
 
-    def happen(self, numbers: dict[str, int], newest: int, now_s: float) -> None:
-        """Transfers that are over by now."""
-        for stream in self.links.done(now_s):
+    def arrived(self, now_s: float) -> list[Stream]:
+        """Transfers that are over by now; the replicas that waited for them are to `switch`."""
+        return self.links.done(now_s)
+
+    def switch(self, arrived: list[Stream], numbers: dict[str, int], newest: int, now_s: float) -> None:
+        """The replicas that these transfers were for go on with what they brought."""
+        for stream in arrived:
             if self._timeline is not None:
                 self._timeline.span("links", stream.link, f"weights {stream.tag}", stream.began_s, now_s)
             for name in stream.waiting:
@@ -62,7 +66,7 @@ class Spreading:
     def _arrive(self, name: str, i: int, newest: int, now_s: float) -> None:
         d, version = self._decoding, self._loading.pop(name)
         d.switch(i, version)
-        d.paused[i] = False
+        d.resume(i)
         d.stall[i] += self._paths[name].swap_s
         if self._rules.recompute:
             d.stall[i] += d.recompute_s(i)

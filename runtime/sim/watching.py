@@ -89,7 +89,7 @@ class Watch:
         seen = Observation(
             at_s=now_s,
             devices=(),
-            replicas=tuple(_replica(flow, name, p) for name, p in placed.items() if name in flow.numbers),
+            replicas=_replicas(flow, placed),
             trainers=tuple(_rank(d, work) for d, work in self._ranks.items() if d in self._training),
             flow=None,
             flow_age_s=None,
@@ -109,13 +109,24 @@ class Watch:
         self._state = fold(self._state, (ev.Stored(seq=0, at_s=now_s, event=e) for e in events))
 
 
-def _replica(flow: SimulatedFlow, name: str, p: Placement) -> ReplicaSeen:
-    i, d = flow.numbers[name], flow.decoding
-    work = Work(busy_s=float(d.spent[i, 0]), steps=int(d.v[i]), tokens=int(d.decoded[i]))
-    return ReplicaSeen(
-        id=name, epoch=1, devices=p.devices, phase="serving", version=int(d.version[i]), digest=None, running=int(d.n[i]),
-        slots=d.lanes[i].speed.slots, tokens_per_s=None, kv_used_share=None, host_lag_share=None, pid=None, age_s=0.0, work=work,
-    )  # fmt: skip
+def _replicas(flow: SimulatedFlow, placed: Mapping[str, Placement]) -> tuple[ReplicaSeen, ...]:
+    d = flow.decoding
+    seen = list(zip(*(a.tolist() for a in (d.spent[:, 0], d.v, d.decoded, d.version, d.n)), strict=True))
+    found = []
+    for name, p in placed.items():
+        if name not in flow.numbers:
+            continue
+        i = flow.numbers[name]
+        busy_s, steps, tokens, version, running = seen[i]
+        work = Work(busy_s=busy_s, steps=int(steps), tokens=int(tokens))
+        found.append(
+            ReplicaSeen(
+                id=name, epoch=1, devices=p.devices, phase="serving", version=version, digest=None, running=running,
+                slots=d.lanes[i].speed.slots, tokens_per_s=None, kv_used_share=None, host_lag_share=None, pid=None,
+                age_s=0.0, work=work,
+            )
+        )  # fmt: skip
+    return tuple(found)
 
 
 def _rank(device: str, work: Work) -> TrainerSeen:

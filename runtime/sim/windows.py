@@ -28,19 +28,20 @@ def is_fine(d: Decoding) -> bool:
 
 def longest_s(d: Decoding, granting: Granting, rules: FlowRules, version: int) -> float:
     """Seconds of a window by the speed of the replicas alone; infinite where none decodes."""
-    if not d.n[~d.paused].any():
+    if not (d.n[~d.paused].any() if d.pausing else d.running):
         return INF
     if is_fine(d):
         return max(d.first_end_s(), 0.0) * (1 + 1e-12) + 1e-9
-    mean_s, elasticity = d.step_s()
-    h = mean_s * rules.response.mean_tokens * rules.response.factor(version) / rules.windows
+    step_s = d.step_s()
+    h = step_s / d.running * rules.response.mean_tokens * rules.response.factor(version) / rules.windows
     if rules.policy.stale != "mask":
         return max(h / NARROW, 1e-9)
     if granting.ramping:
         return max(h, 1e-9)
     # Long windows do where the number running stays as it is, because whatever ends is replaced, or hardly matters.
-    steady = granting.waiting > 2 * STEADY * int(d.n.sum()) / rules.windows
-    return max(h * (STEADY if steady else min(FEW, max(1.0, MILD / max(elasticity, 1e-9)))), 1e-9)
+    if granting.waiting > 2 * STEADY * d.running / rules.windows:
+        return max(h * STEADY, 1e-9)
+    return max(h * min(FEW, max(1.0, MILD / max(d.elasticity(step_s), 1e-9))), 1e-9)
 
 
 def least_train_s(trainer: TrainerSpeed, rules: FlowRules, version: int) -> float:

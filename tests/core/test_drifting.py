@@ -11,7 +11,7 @@ from values import NOW_S, device, fleet, flow, observed, replica, solved, starte
 
 from runtime.core import event as ev
 from runtime.core.calibrating import LEAST_SAMPLES, RECENT, Calibrating, Modelled, calibrate
-from runtime.core.drifting import Drifting, aside, doubtful, drift, learned, remembered, speeds
+from runtime.core.drifting import Drifting, aside, doubtful, drift, learned, median_of_others, remembered, speeds
 from runtime.core.fold import fold
 from runtime.core.observation import Observation, Work
 from runtime.core.trigger import due
@@ -412,3 +412,11 @@ def test_a_unit_counts_from_its_third_block_on() -> None:
     run = Trace()
     assert run.go(BLOCK_S * (LEAST_SAMPLES - 1) + RULE.enter_s, r1=0.5) == []
     assert [e.devices for _, e in run.go(BLOCK_S, r1=0.5)] == [("c",)]
+
+
+@given(st.lists(st.floats(-9, 9), min_size=2), st.data())
+def test_the_median_of_the_others_is_that_of_a_list_without_the_one(figures: list[float], data: st.DataObject) -> None:
+    figures.sort()
+    own = data.draw(st.integers(0, len(figures) - 1))
+    assert median_of_others(figures, without=own) == statistics.median(figures[:own] + figures[own + 1 :])
+    assert median_of_others(figures, without=None) == statistics.median(figures)

@@ -1,5 +1,6 @@
 """`hexctl simulate`: a whole run in virtual time. Reads a configuration and nothing else: no daemon, no torch, no Ray."""
 
+import gc
 import json
 import sys
 import time
@@ -116,6 +117,7 @@ def _run(
                 told = time.monotonic()
                 progress(f"simulated: step {step} of {options.steps}, {virtual_s / 3600:,.2f} h of virtual time")
 
+        gc.freeze()  # what is there by now stays to the end: nobody need look at it again and again
         found = run(problem, plan, options, timeline=drawn, should_stop=stop, on_progress=say)
         progress.done()
     if timeline and drawn is not None:
