@@ -280,6 +280,18 @@ def list_complete(root: Path) -> tuple[CheckpointMark, ...]:
     return tuple(sorted(marks, key=lambda m: (m.lineage, m.step)))
 
 
+def complete_folders(root: Path) -> dict[int, list[Path]]:
+    """Folders below `root` whose manifest reads, oldest first, by lineage from the first on. Tensors are not looked at."""
+    found: dict[int, list[Path]] = {}
+    for folder in _folders(root):
+        try:
+            facts = _facts(folder, read_manifest(folder, kind=KIND))
+        except WeightsError:
+            continue
+        found.setdefault(facts.lineage, []).append(folder)
+    return {lineage: sorted(found[lineage]) for lineage in sorted(found)}
+
+
 def _part_of(entry: str) -> tuple[str, _Part]:
     """The tensor an entry belongs to, and which rows of it are where."""
     match = _ROWS.match(entry)

@@ -23,6 +23,7 @@ from planner.record import record
 from runtime.errors import RunError
 from runtime.rl.train import checkpoint
 from runtime.rl.train.checkpoint import StepFacts
+from runtime.rl.train.disk_room import FreeBytes, free_bytes, make_room
 from runtime.rl.train.gang import Gang
 from runtime.rl.train.host_memory import available_bytes
 from runtime.rl.train.sharding import first_row, local
@@ -60,9 +61,12 @@ class Saver:
         gang: Gang | None = None,
         write: Writes = checkpoint.write,
         host_bytes: Callable[[], int] = available_bytes,
+        disk_bytes: FreeBytes = free_bytes,
     ) -> None:
-        """`root`: where checkpoints are. `write` and `host_bytes`: the disk and the memory of this host."""
-        self._root, self._gang, self._write, self._host_bytes = root, gang, write, host_bytes
+        """`root`: where checkpoints are. `write`, `host_bytes`, `disk_bytes`: this host's disk, what its memory has left, and what
+        its disk has."""
+        self._root, self._gang, self._write = root, gang, write
+        self._host_bytes, self._disk_bytes = host_bytes, disk_bytes
         self._snapshot: Snapshot | None = None
         self._has_room: bool | None = None  # None: not asked yet
         self._under: _UnderWay | None = None
@@ -70,7 +74,7 @@ class Saver:
     def save(self, facts: StepFacts, tensors: Mapping[str, Tensor]) -> str:
         """The checkpoint of `facts`, complete (at rank 0) when this returns. Its folder."""
         self._expect_none()
-        temporary = self._begin(facts)
+        temporary = self._begin(facts, tensors)
         with self._unfinished(temporary):
             name, mine = self._part(tensors)
             return self._finish(temporary, facts, _Written(entries=self._write(temporary / name, mine), seconds=0.0))[0]
@@ -84,7 +88,7 @@ class Saver:
             self._has_room = self._agree_on_room(bytes_of(mine))
         if not self._has_room:
             return False
-        temporary = self._begin(facts)
+        temporary = self._begin(facts, tensors)
         with self._unfinished(temporary):
             if self._snapshot is None:
                 self._snapshot = Snapshot(mine)
@@ -130,8 +134,12 @@ class Saver:
         if self._under is not None:
             raise RunError("a checkpoint is still being written", got=f"step {self._under.facts.step}")
 
-    def _begin(self, facts: StepFacts) -> Path:
-        """The hidden folder that rank 0 makes for all."""
+    def _begin(self, facts: StepFacts, tensors: Mapping[str, Tensor]) -> Path:
+        """The hidden folder that rank 0 makes for all, where there is room for what all ranks write."""
+        if self._first:
+            make_room(
+                self._root, bytes_of(tensors), self._disk_bytes
+            )  # of a gang whole tensors, whoever holds which rows
         if self._gang is None:
             return checkpoint.begin(self._root, facts)
         name: str = self._gang.share(checkpoint.begin(self._root, facts).name if self._first else None)

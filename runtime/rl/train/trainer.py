@@ -13,6 +13,7 @@ from runtime.errors import RunError, WeightsError
 from runtime.rl.model import Decoder
 from runtime.rl.train import checkpoint
 from runtime.rl.train.dealing import deal, micro_batch_tokens
+from runtime.rl.train.disk_room import FreeBytes, free_bytes
 from runtime.rl.train.gang import Gang
 from runtime.rl.train.gradients import BatchGradients, GradientComputer
 from runtime.rl.train.host_memory import available_bytes
@@ -60,9 +61,10 @@ class TorchTrainer:
         gang: Gang | None = None,
         write: Writes = checkpoint.write,
         host_bytes: Callable[[], int] = available_bytes,
+        disk_bytes: FreeBytes = free_bytes,
     ) -> None:
-        """`device` is the gang's where there is one. `write` and `host_bytes`: the disk that checkpoints go to and what the
-        host's memory has left (tests give others)."""
+        """`device` is the gang's where there is one. `write`, `host_bytes` and `disk_bytes`: the disk that checkpoints go to, what the
+        host's memory has left, and what that disk has (tests give others)."""
         self._gang = gang
         self._device = torch.device(device) if gang is None else gang.device
         self._model_dtype = next(model.parameters()).dtype
@@ -72,7 +74,7 @@ class TorchTrainer:
         self._algorithm, self._seed = algorithm, seed
         self._checkpoints, self._weights, self._rollout_dtype = checkpoints, weights, rollout_dtype
         self._generations = GenerationWriter(weights, full_every=full_every)
-        self._saver = Saver(checkpoints, gang=gang, write=write, host_bytes=host_bytes)
+        self._saver = Saver(checkpoints, gang=gang, write=write, host_bytes=host_bytes, disk_bytes=disk_bytes)
         objective = Objective(
             decoupled=algorithm.objective == "decoupled",
             clip_low=algorithm.clip_low,
