@@ -212,3 +212,42 @@ def test_the_step_on_parts_is_told_beside_its_prediction() -> None:
         assert f"{seconds / (last - first):.2f} s ({round(tokens / seconds, -2):,.0f}" in PAGE
     around = [times[i + 4] - times[i - 1] for i in (31, 63)]
     assert f"took {around[0]:.1f} s\n  and {around[1]:.1f} s" in PAGE
+
+
+def test_the_step_with_checkpoints_beside_is_told_beside_its_prediction() -> None:
+    read = json.loads((READINGS / "predicted-beside-1xh200.json").read_text())
+    steps = [json.loads(line) for line in (READINGS / "beside-smollm2-1xh200.jsonl").read_text().splitlines()]
+    times = [r["time_unix_s"] for r in steps]
+    assert (times[79] - times[15]) / 64 == pytest.approx(read["step_s"], abs=1e-3)
+    at = read["at_lengths"]
+    for planned, measured in (
+        (at["step_s"], read["step_median_s"]),
+        (at["step_s"], read["step_s"]),
+        (at["train_s"], read["turn_s"]),
+    ):
+        off = f"{planned / measured - 1:+.1%}".replace("%", " %")
+        assert f", beside | {planned:.3f} s | {measured:.3f} s | {off} |" in PAGE
+    stood = [steps[i]["checkpoint_s"] for i in (31, 63)]
+    written = [r["checkpoint_write_s"] for r in steps if r["checkpoint_write_s"]]
+    assert f"stood still for {stood[0]:.2f} s at the first" in PAGE
+    assert f"for {stood[1]:.2f} s at the second" in PAGE
+    assert f"written in {written[0]:.1f} and {written[1]:.1f} s" in PAGE
+    around = [times[i + 4] - times[i - 1] for i in (31, 63)]
+    others = 5 * statistics.median(b - a for a, b in zip(times[12:], times[13:], strict=False))
+    assert f"took {around[0]:.1f} s and {around[1]:.1f} s, where five others take {others:.1f}" in PAGE
+    tokens = sum(r["response_tokens_mean"] * r["samples"] for r in steps[16:30])
+    assert f"({round(tokens / (times[29] - times[15]), -2):,.0f} tokens/s in steps 16 to 29)" in PAGE
+
+
+def test_the_engines_fast_and_slow_seconds_are_told_as_read() -> None:
+    seconds = [json.loads(line) for line in (READINGS / "engine-seconds-1xh200.jsonl").read_text().splitlines()]
+    fast = [s for s in seconds if s["step_median_ms"] < 7]
+    slow = [s for s in seconds if s["step_median_ms"] > 9]
+    assert len(slow) > len(seconds) / 2
+    told = [statistics.median(s["step_median_ms"] for s in part) for part in (fast, slow)]
+    assert f"**{told[0]:.1f} ms in some seconds and {told[1]:.1f} ms in most**" in PAGE
+    held = [statistics.median(s["held"] for s in part) for part in (fast, slow)]
+    assert abs(held[0] - held[1]) < 1, "no more wait in slow seconds"
+    assert max(s["kv_used_most"] for s in seconds) < 0.05
+    price = statistics.median(s["price_steps"] for s in seconds)
+    assert f"({price:.1f} plain steps there)" in PAGE
