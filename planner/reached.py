@@ -104,15 +104,18 @@ def decoded_like(problem: Problem, kind: DeviceKind, rates: Sequence[EngineRate]
         felt = prefill_felt(ctx, shape) if rate.phase == "prefill" else 1.0
         return felt * slowness * prefill_s(ctx, shape, sequences * rate.context, sequences * rate.context**2)
 
-    def reached(found: Sequence[float]) -> float:
-        return min(MOST_PREFILL, max(LEAST_PREFILL, statistics.median(found))) if found else 1.0
+    def reached(found: Sequence[float], beside: float = 1.0) -> float:
+        # What is bounded is how far the measured seconds may be from the model's, whatever another factor makes of them.
+        if not found:
+            return 1.0
+        return min(MOST_PREFILL, max(LEAST_PREFILL, beside * statistics.median(found))) / beside
 
     prefill = [modelled_s(r, 1) * r.tokens_per_s / r.context for r in rates if r.phase == "prefill"]
     kind = replace(kind, prefill_efficiency=reached(prefill))
     again = [
         modelled_s(r, r.running) * r.tokens_per_s / (r.running * r.context) for r in rates if r.phase == "recompute"
     ]
-    return replace(kind, recompute_efficiency=reached(again))
+    return replace(kind, recompute_efficiency=reached(again, kind.prefill_efficiency))
 
 
 def updated_like(kind: DeviceKind, rates: Sequence[UpdateTime]) -> DeviceKind:

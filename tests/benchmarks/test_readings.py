@@ -1,5 +1,6 @@
 """What docs/gpu.md says of GPUs follows from the readings kept here."""
 
+import itertools
 import json
 import statistics
 from pathlib import Path
@@ -233,7 +234,7 @@ def test_the_step_with_checkpoints_beside_is_told_beside_its_prediction() -> Non
     assert f"for {stood[1]:.2f} s at the second" in PAGE
     assert f"written in {written[0]:.1f} and {written[1]:.1f} s" in PAGE
     around = [times[i + 4] - times[i - 1] for i in (31, 63)]
-    others = 5 * statistics.median(b - a for a, b in zip(times[12:], times[13:], strict=False))
+    others = 5 * statistics.median(b - a for a, b in itertools.pairwise(times[12:]))
     assert f"took {around[0]:.1f} s and {around[1]:.1f} s, where five others take {others:.1f}" in PAGE
     tokens = sum(r["response_tokens_mean"] * r["samples"] for r in steps[16:30])
     assert f"({round(tokens / (times[29] - times[15]), -2):,.0f} tokens/s in steps 16 to 29)" in PAGE
