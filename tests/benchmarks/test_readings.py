@@ -193,12 +193,8 @@ def test_generation_beside_vllm_alone_is_told_as_read() -> None:
     assert f"{ours:,.0f} tokens/s, vLLM alone {alone:,.0f}" in PAGE
 
 
-def test_the_step_on_parts_is_told_beside_its_prediction() -> None:
-    read = json.loads((READINGS / "predicted-1xh200.json").read_text())
-    rows = [json.loads(line) for line in (READINGS / "still-smollm2-1xh200.jsonl").read_text().splitlines()]
-    times = [r["time_unix_s"] for r in rows]
-    assert (times[79] - times[15]) / 64 == pytest.approx(read["step_s"], abs=1e-3)
-    assert (read["steps"], read["periods"]) == (64, 2)
+def assert_told(read: dict[str, Any], which: str = "") -> None:
+    """The page has the median and the mean step and the trainer's turn beside their predictions, in rows that end with `which`."""
     at = read["at_lengths"]
     for planned, measured in (
         (at["step_s"], read["step_median_s"]),
@@ -206,7 +202,16 @@ def test_the_step_on_parts_is_told_beside_its_prediction() -> None:
         (at["train_s"], read["turn_s"]),
     ):
         off = f"{planned / measured - 1:+.1%}".replace("%", " %")
-        assert f"| {planned:.3f} s | {measured:.3f} s | {off} |" in PAGE.replace("**", "")
+        assert f"{which} | {planned:.3f} s | {measured:.3f} s | {off} |" in PAGE.replace("**", "")
+
+
+def test_the_step_on_parts_is_told_beside_its_prediction() -> None:
+    read = json.loads((READINGS / "predicted-1xh200.json").read_text())
+    rows = [json.loads(line) for line in (READINGS / "still-smollm2-1xh200.jsonl").read_text().splitlines()]
+    times = [r["time_unix_s"] for r in rows]
+    assert (times[79] - times[15]) / 64 == pytest.approx(read["step_s"], abs=1e-3)
+    assert (read["steps"], read["periods"]) == (64, 2)
+    assert_told(read)
     for first, last in ((15, 29), (40, 62)):
         seconds = times[last] - times[first]
         tokens = sum(r["response_tokens_mean"] * r["samples"] for r in rows[first + 1 : last + 1])
@@ -220,14 +225,7 @@ def test_the_step_with_checkpoints_beside_is_told_beside_its_prediction() -> Non
     steps = [json.loads(line) for line in (READINGS / "beside-smollm2-1xh200.jsonl").read_text().splitlines()]
     times = [r["time_unix_s"] for r in steps]
     assert (times[79] - times[15]) / 64 == pytest.approx(read["step_s"], abs=1e-3)
-    at = read["at_lengths"]
-    for planned, measured in (
-        (at["step_s"], read["step_median_s"]),
-        (at["step_s"], read["step_s"]),
-        (at["train_s"], read["turn_s"]),
-    ):
-        off = f"{planned / measured - 1:+.1%}".replace("%", " %")
-        assert f", beside | {planned:.3f} s | {measured:.3f} s | {off} |" in PAGE
+    assert_told(read, ", beside")
     stood = [steps[i]["checkpoint_s"] for i in (31, 63)]
     written = [r["checkpoint_write_s"] for r in steps if r["checkpoint_write_s"]]
     assert f"stood still for {stood[0]:.2f} s at the first" in PAGE

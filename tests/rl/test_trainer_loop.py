@@ -3,7 +3,6 @@
 import errno
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -63,29 +62,34 @@ class Disk:
     """Writes checkpoints, each once it is told to go on; or is full."""
 
     def __init__(self, *, full: bool = False) -> None:
-        self._full, self._may, self.begun = full, threading.Semaphore(0), 0
+        self._full, self._may, self._begun = full, threading.Semaphore(0), threading.Event()
+        self._writer = threading.current_thread()
 
     def go_on(self) -> None:
         """One checkpoint more."""
         self._may.release()
+
+    def wait_begun(self) -> None:
+        """Half of the first one that is written beside is there."""
+        assert self._begun.wait(60)
+
+    def wait_written(self) -> None:
+        """The newest one that is written beside is there, or has failed."""
+        self.wait_begun()
+        self._writer.join(60)
+        assert not self._writer.is_alive()
 
     def __call__(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorEntry]:
         if threading.current_thread().name != "checkpoint":
             return checkpoint.write(path, tensors)
         with path.open("wb") as file:
             file.write(b"half of it")
-        self.begun += 1
+        self._writer = threading.current_thread()
+        self._begun.set()
         assert self._may.acquire(timeout=60)
         if self._full:
             raise OSError(errno.ENOSPC, "no space left on device")
         return checkpoint.write(path, tensors)
-
-
-def wait_until(done: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < until, what
-        time.sleep(0.001)
 
 
 def a_trainer(folder: Path, write: Writes = checkpoint.write, *, of: type[TorchTrainer] = TorchTrainer) -> TorchTrainer:
@@ -345,7 +349,7 @@ def test_a_checkpoint_every_third_step_is_written_beside_and_one_before_it_leave
             return
         if flow.done == 4:
             disk.go_on()
-            wait_until(lambda: trainer.checkpoint_written, "the write ends")
+            disk.wait_written()
         whole.append([m.step for m in trainer.complete_checkpoints()])
 
     flow.fault = look
@@ -405,7 +409,7 @@ def test_idle_turns_seal_what_is_written(tmp_path):
             whole.append([m.step for m in trainer.complete_checkpoints()])
             flow.orders.append(NextBatch(order="wait"))
             disk.go_on()
-            wait_until(lambda: len(whole) > 1 or trainer.checkpoint_written, "the write ends")
+            disk.wait_written()
 
     flow.fault = look
     a_loop(tmp_path, flow, trainer=trainer, checkpoint_every=2).run()
@@ -419,7 +423,7 @@ def test_a_full_disk_ends_the_trainer_at_the_next_step_and_leaves_nothing(tmp_pa
     def look(call: str) -> None:
         if call == "next_batch" and flow.done == 2:
             disk.go_on()
-            wait_until(lambda: trainer.checkpoint_written, "the write fails")
+            disk.wait_written()
 
     flow.fault = look
     loop = a_loop(tmp_path, flow, trainer=trainer, checkpoint_every=2)
@@ -435,7 +439,7 @@ def test_a_trainer_that_fails_otherwise_leaves_nothing_half_written(tmp_path):
 
     def refuse(call: str) -> None:
         if call == "next_batch" and flow.done == 2:
-            wait_until(lambda: disk.begun, "the write begins")
+            disk.wait_begun()
             raise RefusedError("a newer trainer has taken over")
 
     flow.fault = refuse

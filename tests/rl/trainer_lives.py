@@ -7,7 +7,6 @@ the training is written after so many looks at it, or when somebody waits for it
 import contextlib
 import errno
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -141,9 +140,12 @@ class Disk:
 
     def __init__(self) -> None:
         self._may, self._full = threading.Semaphore(0), False
+        self._begun, self._writer = threading.Event(), threading.current_thread()
 
     def __call__(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorEntry]:
         if threading.current_thread().name == "checkpoint":
+            self._writer = threading.current_thread()
+            self._begun.set()
             with contextlib.suppress(FileNotFoundError):  # its life, and another's sweep, were quicker
                 path.write_bytes(b"half of it")
             assert self._may.acquire(timeout=60)
@@ -152,7 +154,12 @@ class Disk:
         return checkpoint.write(path, tensors)
 
     def go_on(self) -> None:
+        """What was begun is written; returns when it is."""
+        assert self._begun.wait(60)
+        self._begun.clear()
         self._may.release()
+        self._writer.join(60)
+        assert not self._writer.is_alive()
 
     def end(self) -> None:
         self._full = True
@@ -226,10 +233,6 @@ class Mortal:
     def _write(self) -> None:
         self._looks = None
         self._disk.go_on()
-        until = time.monotonic() + 60
-        while not self._real.checkpoint_written:
-            assert time.monotonic() < until
-            time.sleep(0.0005)
 
 
 class Line:
