@@ -1,8 +1,6 @@
 """Planning in a process of its own: started and polled without waiting, killed at its deadline; the last incumbent stands."""
 
 import contextlib
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,10 +12,10 @@ from planner.problem import Budget, Problem
 from planner.record import record, replace
 from planner.solution import Feasible, Solution
 from runtime.planning.message import Ask, Broken, Done, FromChild, Incumbent, Ready
+from runtime.process_group import ProcessGroup
 
 CHILD = (sys.executable, "-m", "runtime.planning.child")
 START_S = 60.0  # imports of the child, on a loaded machine
-REAP_S = 5.0
 SEND_BUFFER_BYTES = 1 << 22  # a problem of thousands of devices must fit, so that sending never waits
 GRACE_S = 1.0  # after its own deadline, before it is killed
 
@@ -43,7 +41,7 @@ class PlanningProcess:
         command: Sequence[str] = CHILD,
     ) -> None:
         self._solve_s, self._budget, self._clock, self._command = solve_s, budget or Budget(), clock, tuple(command)
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: ProcessGroup | None = None
         self._pipe: Connection | None = None
         self._started_s = 0.0
         self._ready_s: float | None = None
@@ -71,13 +69,14 @@ class PlanningProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         with theirs:
             theirs.set_inheritable(True)
-            self._child = subprocess.Popen(
+            child = subprocess.Popen(
                 [*self._command, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        self._child = ProcessGroup(child)
         self._pipe = Connection(ours.detach())
         self._started_s, self._ready_s, self._incumbent = self._clock(), None, None
         with contextlib.suppress(OSError):  # it is dead already; the next poll says so
@@ -93,8 +92,8 @@ class PlanningProcess:
         if isinstance(message, Broken):
             return self._end(self._incumbent, message.message)
         now_s = self._clock()
-        if message is None and self._child.poll() is not None:
-            return self._end(self._incumbent, f"the planner process ended by itself ({self._child.returncode})")
+        if message is None and (code := self._child.ended()) is not None:
+            return self._end(self._incumbent, f"the planner process ended by itself ({code})")
         if self._ready_s is None:
             late = now_s - self._started_s > START_S
             return self._end(None, f"the planner process did not start within {START_S:.0f} s") if late else None
@@ -109,7 +108,7 @@ class PlanningProcess:
         if pipe is not None:
             pipe.close()
         if child is not None:
-            _kill_group(child)
+            child.kill()
 
     def _drain(self) -> FromChild | None:
         """Read what is there; returns the last message that ends the planning, else the newest, else None."""
@@ -139,9 +138,3 @@ class PlanningProcess:
         self.cancel()
         self._incumbent = None
         return result
-
-
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)  # it leads its own session
-    child.wait(timeout=REAP_S)

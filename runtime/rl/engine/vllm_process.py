@@ -1,8 +1,6 @@
 """The engine's process as the replica holds it: started in a group of its own, spoken to with deadlines, ended for sure."""
 
-import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,11 +11,11 @@ from typing import Any
 
 import runtime
 from runtime.errors import DeadlineError, RunError
+from runtime.process_group import ProcessGroup
 from runtime.rl.engine.vllm_host.wire import Closed, Line, Message
 
 WARDEN = (sys.executable, "-m", "runtime.rl.engine.vllm_host.warden")
 ENGINE = "runtime.rl.engine.vllm_host.main"
-END_S = 5.0  # for a killed group to be gone
 
 
 class EngineProcess:
@@ -39,7 +37,7 @@ class EngineProcess:
         source = str(Path(runtime.__file__).parents[1])
         path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
         with theirs:
-            self._warden = subprocess.Popen(
+            warden = subprocess.Popen(
                 [*WARDEN, str(theirs.fileno()), str(os.getpid()), program],
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
@@ -47,6 +45,7 @@ class EngineProcess:
                 stdout=2,  # vLLM logs to its standard output; ours is data
                 env={**os.environ, "PYTHONPATH": path},
             )
+        self._group = ProcessGroup(warden)
         self._line = Line(ours)
         self.send({"kind": "start", "spec": spec})
         self.ready = self.wait_for("ready", deadline_s=start_s, doing="start")
@@ -54,7 +53,7 @@ class EngineProcess:
     @property
     def group(self) -> int:
         """The process group of everything that belongs to the engine."""
-        return self._warden.pid
+        return self._group.pid
 
     def send(self, message: Message) -> None:
         """Tell the engine something."""
@@ -93,16 +92,12 @@ class EngineProcess:
 
     def check(self) -> None:
         """RunError when it has ended; without reading what it says."""
-        if self._warden.poll() is not None:
+        if self._group.ended() is not None:
             raise self._ended()
 
     def close(self) -> None:
         """End the whole group now. A polite request would wait for vLLM's own teardown, and nothing in it is ours to keep."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self._warden.poll() is None:
-                os.killpg(self._warden.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._warden.wait(END_S)
+        self._group.kill()
         self._line.close()
 
     def hung(self, doing: str, waited_s: float) -> DeadlineError:
@@ -114,4 +109,4 @@ class EngineProcess:
     def _ended(self) -> RunError:
         """The stream is over. What it wrote before it ended says more than that."""
         self.close()
-        return RunError("the engine's process ended", got=f"group {self._warden.pid}", hint="its last words are above")
+        return RunError("the engine's process ended", got=f"group {self._group.pid}", hint="its last words are above")

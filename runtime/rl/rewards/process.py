@@ -1,10 +1,8 @@
 """One verifier child, seen from its parent: started, asked with a deadline, killed hard."""
 
-import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -12,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.errors import ConfigError, DeadlineError, RunError
+from runtime.process_group import ProcessGroup
 from runtime.rl.rewards.items import RewardItem
 from runtime.rl.rewards.verifiers import VerifierSpec
 
@@ -23,7 +22,7 @@ class ChildLost(RunError):
 
 
 class VerifierChild:
-    """One living child. Not thread-safe; any error kills it."""
+    """One living child. Any error kills it. `interrupt` is for any thread, the rest for one."""
 
     def __init__(self, spec: VerifierSpec, *, start_s: float) -> None:
         """Start it and wait until it is ready. ConfigError when its verifier does not load, DeadlineError, ChildLost."""
@@ -35,6 +34,7 @@ class VerifierChild:
             bufsize=0,
             start_new_session=True,  # a process group of its own: what it starts is killed with it
         )
+        self._group = ProcessGroup(self._process)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -84,14 +84,11 @@ class VerifierChild:
 
     def interrupt(self) -> None:
         """SIGKILL from another thread: whoever waits for an answer gets ChildLost."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._group.interrupt()
 
     def kill(self) -> None:
         """SIGKILL to its whole process group, and wait for the end."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._group.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -132,9 +129,8 @@ class VerifierChild:
 
     def _ending(self) -> str:
         """How it ended, in words."""
-        try:
-            code = self._process.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
+        code = self._group.ended(1.0)
+        if code is None:
             return "closed its pipe"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
