@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.sim.draining import Drain
 from runtime.sim.groups import RING
 from runtime.sim.speed import Floats, ReplicaSpeed
 
@@ -61,7 +62,8 @@ class Decoding:
         self.rep = self.row = self.first = np.zeros(0, dtype=np.int64)
         self.leased_at = np.zeros(0, dtype=np.int64)  # version in force on the replica at the lease
         self.ends = self.starts = self.before = self.leased_s = self.shares = np.zeros(0)
-        self._ahead = np.zeros(0)  # tokens of context less V: before - starts
+        self.ahead = np.zeros(0)  # tokens of context less V: before - starts
+        self._drain: Drain | None = None  # of the window that is open
         self.on = self.on_rep = np.zeros(
             0, dtype=np.int64
         )  # slots that hold a running sample as of the last count; whose
@@ -78,7 +80,7 @@ class Decoding:
 
     def steps_of_window(self) -> None:
         """Reset what a window remembers."""
-        self.alpha = self.beta = self.target = self.waited = np.zeros(len(self.lanes))
+        self.alpha = self.beta = self.target = self.waited = self.last = np.zeros(len(self.lanes))
 
     def add(self, lane: Lane, version: int, allowed: int) -> int:
         """A replica that begins to serve on weights `version`, at most `allowed` samples for now; answers with its number."""
@@ -97,7 +99,7 @@ class Decoding:
             np.append(a, np.zeros(s, dtype=np.int64)) for a in (self.row, self.first, self.leased_at)
         )
         self.ends = np.append(self.ends, np.full(s, INF))
-        for name in ("starts", "before", "leased_s", "shares", "_ahead"):
+        for name in ("starts", "before", "leased_s", "shares", "ahead"):
             setattr(self, name, np.append(getattr(self, name), np.zeros(s)))
         self._tables()
         return i
@@ -137,7 +139,7 @@ class Decoding:
         keep = self.rep != i
         shifted = self.rep[keep]
         self.rep = np.where(shifted > i, shifted - 1, shifted)
-        for name in ("row", "first", "leased_at", "ends", "starts", "before", "leased_s", "shares", "_ahead"):
+        for name in ("row", "first", "leased_at", "ends", "starts", "before", "leased_s", "shares", "ahead"):
             setattr(self, name, getattr(self, name)[keep])
         self.resume(i)
         for name in (
@@ -182,6 +184,7 @@ class Decoding:
 
     def open_window(self, h: float, *, constant: bool) -> None:
         """How far each replica gets in the next `h` seconds. `constant`: nothing ends before its last moment."""
+        self._drain = None
         drift, growth = (0.0, 1.0) if constant else (self.drift, self.growth)
         waited = np.minimum(self.stall, h)
         able = h - waited
@@ -196,9 +199,22 @@ class Decoding:
         beta = np.maximum(kv * middle * growth / 2 * self.slow, -0.18 * square / np.maximum(able, 1e-12))
         root = alpha + np.sqrt(square + 4 * beta * able)
         gained = np.divide(2 * able, root, out=np.zeros(len(root)), where=(root > 0) & (self.n > 0))
-        self.waited, self.alpha, self.beta, self.target = waited, alpha, beta, self.v + gained
-        self._h, self._able, self._before_n, self._before_context = h, able, self.n, self.context
-        self._last = np.zeros(len(self.lanes))  # seconds into the window at which a replica's last sample so far ended
+        self.alpha, self.beta = alpha, beta
+        self._opened(h, waited, able, self.v + gained)
+
+    def open_drain(self, drain: Drain, h: float) -> None:
+        """`open_window` where no sample begins before its end: exact, however long it is."""
+        self._drain = drain
+        waited = np.where(self.paused, 0.0, np.minimum(self.stall, h))
+        able = np.where(self.paused, 0.0, h - waited)
+        base, kv = self._at(self.n)
+        self.alpha, self.beta = (base + kv * self.context) * self.slow, kv * self.n / 2 * self.slow
+        self._opened(h, waited, able, drain.reached(h))
+
+    def _opened(self, h: float, waited: Floats, able: Floats, target: Floats) -> None:
+        self._h, self._able, self.waited, self.target = h, able, waited, target
+        self._before_n, self._before_context = self.n, self.context
+        self.last = np.zeros(len(self.lanes))  # seconds into the window at which a replica's last sample so far ended
 
     def first_end_s(self) -> float:
         """Seconds to the first sample that ends, if nothing changes; infinite where none runs. Exact."""
@@ -232,12 +248,18 @@ class Decoding:
 
     def ended(self, among: Ints | None = None) -> Ints:
         """Slots whose sample ends within the window."""
+        if self._drain is not None:
+            at = self.on if among is None else among
+            return at[self._drain.into[at] <= self._h]
         if among is not None:
             return among[self.ends[among] <= self.target[self.rep[among]]] if len(among) else among
         return self.on[self.ends[self.on] <= self.target[self.on_rep]]
 
     def seconds_into(self, at: Ints, *, after: int = 0) -> Floats:
         """When, after the start of the window, the samples of these slots end, or others `after` tokens later."""
+        if self._drain is not None:
+            assert after == 0  # nothing takes their place
+            return self._drain.into[at]
         r = self.rep[at]
         x = (self.ends[at] + after if after else self.ends[at]) - self.v[r]
         out: Floats = self.waited[r] + self.alpha[r] * x + self.beta[r] * x * x
@@ -245,7 +267,7 @@ class Decoding:
 
     def note_ends(self, at: Ints, into: Floats) -> None:
         """The samples of these slots ended so many seconds into the window."""
-        np.maximum.at(self._last, self.rep[at], into)
+        np.maximum.at(self.last, self.rep[at], into)
 
     def clear(self, at: Ints) -> None:
         """These slots hold nothing any more."""
@@ -266,7 +288,7 @@ class Decoding:
     ) -> None:
         """Begin samples in these slots: prefill of `before` tokens each, then `lengths` to decode. Of their prompts they have
         `shares` tokens in common with others of their group, and `found` of them are there already."""
-        self.starts[at], self.ends[at], self._ahead[at] = starts, starts + lengths, before - starts
+        self.starts[at], self.ends[at], self.ahead[at] = starts, starts + lengths, before - starts
         self.shares[at] = shares
         self.row[at], self.before[at], self.first[at], self.leased_s[at] = rows, before, first, now_s
         self._began = True
@@ -285,11 +307,19 @@ class Decoding:
         self.recount()
         able, busy = self._able, self._able
         if np.count_nonzero(self.n) < len(self.n):  # some have nothing left: busy until their last sample ended
-            busy = np.where(self.n > 0, able, np.minimum(np.maximum(self._last - self.waited, 0.0), able))
+            busy = np.where(self.n > 0, able, np.minimum(np.maximum(self.last - self.waited, 0.0), able))
             self.spent[:, 3] += able - busy
         self.spent[:, 0] += busy
         if self.pausing:
             self.spent[:, 2] += np.where(self.paused, self._h, 0.0)
+        if self._drain is not None:
+            self.decoded += self._drain.tokens(self.v)
+            self.drift, self.growth = (
+                np.zeros(len(self.lanes), dtype=np.int64),
+                self._ones,
+            )  # those that come are others
+            self._drain = None
+            return
         self.decoded += moved * (self.n + self._before_n) / 2
         self.drift = self.n - self._before_n
         whole = moved * np.maximum(self._before_n, 1)
@@ -308,7 +338,7 @@ class Decoding:
             on, r = self.on, self.on_rep = self.on[still], self.on_rep[still]
         first = on.searchsorted(self.begin)  # slots of a replica lie together
         self.n = first[1:] - first[:-1]
-        self.context = self.n * self.v + np.bincount(r, weights=self._ahead[on], minlength=len(self.lanes))
+        self.context = self.n * self.v + np.bincount(r, weights=self.ahead[on], minlength=len(self.lanes))
 
     def switch(self, i: int, version: int) -> None:
         """Replica i goes on with newer weights from here."""

@@ -12,6 +12,8 @@ import numpy as np
 
 from runtime.policy.staleness import Selection
 from runtime.sim.decoding import INF, Decoding, Held, Lane
+from runtime.sim.draining import Drain
+from runtime.sim.drawing import draw
 from runtime.sim.figures import Books, StepSeen
 from runtime.sim.finishing import Finishing
 from runtime.sim.granting import Granting
@@ -164,10 +166,14 @@ class SimulatedFlow:
                 self.finishing.settle()
                 self.granting.fill(self.now_s)
             event_s = min(self._next_event_s(), until_s)
-            h = min(event_s - self.now_s, longest_s(self.decoding, self.granting, self.rules, self.version))
+            left_s = event_s - self.now_s
+            h = min(left_s, longest_s(self.decoding, self.granting, self.rules, self.version))
             if h == INF:
                 return "waits"
-            self._window(max(h, 0.0))
+            drain = self._drain() if h < left_s else None
+            if drain is not None:
+                h = min(left_s, max(drain.last_s, 1e-9))
+            self._window(max(h, 0.0), drain)
             self._try_step(self.now_s)
             self._happen()
         return "steps" if self._over() else ""
@@ -188,14 +194,27 @@ class SimulatedFlow:
             look = next((t for t, *_ in self.finishing.complete[g - 1 :] if t > self.now_s), INF)
         return min(self._ends_s, self.weights.links.next_s(), look)
 
-    def _window(self, h: float) -> None:
+    def _drain(self) -> Drain | None:
+        """The ends of all that runs, where nothing can begin before the next event and every engine has room."""
+        if self.granting.waiting > 0:
+            return None
+        drain = Drain(self.decoding)
+        return drain if drain.fits else None
+
+    def _open(self, h: float, drain: Drain | None) -> None:
+        if drain is None:
+            self.decoding.open_window(h, constant=is_fine(self.decoding))
+        else:
+            self.decoding.open_drain(drain, h)
+
+    def _window(self, h: float, drain: Drain | None = None) -> None:
         d, began = self.decoding, self.now_s
         if d.lanes and h > 0:
-            d.open_window(h, constant=is_fine(d))
-            shorter = self._until_step_s(began)
+            self._open(h, drain)
+            shorter = self._until_step_s(began) if drain is not None or not is_fine(d) else INF
             if shorter < h:
                 h = shorter
-                d.open_window(h, constant=is_fine(d))
+                self._open(h, drain)
             self.books.running_area += d.running * h
             at = d.ended()
             while len(at):
@@ -211,12 +230,13 @@ class SimulatedFlow:
         self.now_s = began + h
         self.books.pass_time(h, self._state)
         if self.timeline is not None:
-            self._draw(began, self.now_s)
+            self.finishing.settle()
+            draw(self.timeline, d, self.finishing, self.books, began, self.now_s, drain)
 
     def _until_step_s(self, began_s: float) -> float:
         """Seconds from the start of the window that is open to the soonest end of a step that is not under way yet: new
         weights may let samples begin. Under `wait` and `drop` a batch that is taken does so already."""
-        if not self._may_start() or is_fine(self.decoding):
+        if not self._may_start():
             return INF
         assert self.trainer is not None
         mask = self.policy.stale == "mask"
@@ -442,15 +462,3 @@ class SimulatedFlow:
     def in_flight_tokens(self) -> int:
         """Tokens neither trained nor masked nor wasted."""
         return int(self.groups.tokens[self.groups.live].sum()) + self.partial_tokens()
-
-    def _draw(self, began_s: float, now_s: float) -> None:
-        assert self.timeline is not None
-        d, t = self.decoding, self.timeline
-        self.finishing.settle()
-        for i, lane in enumerate(d.lanes):
-            what = "update" if d.paused[i] else "decode" if d.n[i] else ""
-            t.span("replicas", lane.name, what, began_s, now_s)
-        t.counter("queue of complete groups", now_s, self.queue_groups)
-        t.counter("running samples", now_s, int(d.n.sum()))
-        if self.books.steps:
-            t.counter("staleness, mean of groups", now_s, round(self.books.steps[-1].group_age_mean, 3))
