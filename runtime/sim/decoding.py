@@ -256,13 +256,16 @@ class Decoding:
         return self.on[self.ends[self.on] <= self.target[self.on_rep]]
 
     def seconds_into(self, at: Ints, *, after: int = 0) -> Floats:
-        """When, after the start of the window, the samples of these slots end, or others `after` tokens later."""
+        """When, after the start of the window, the samples of these slots end, or others `after` tokens later; infinite for those
+        that the window does not reach: where context shrinks its quadratic turns back behind it."""
         if self._drain is not None:
             assert after == 0  # nothing takes their place
             return self._drain.into[at]
         r = self.rep[at]
         x = (self.ends[at] + after if after else self.ends[at]) - self.v[r]
         out: Floats = self.waited[r] + self.alpha[r] * x + self.beta[r] * x * x
+        if after:
+            out[self.v[r] + x > self.target[r]] = INF
         return out
 
     def note_ends(self, at: Ints, into: Floats) -> None:

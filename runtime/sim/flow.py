@@ -5,24 +5,23 @@ Time moves in windows that end at the next event at the latest (`runtime.sim.win
 complete is found with the moment at which it did, so that a step begins then and not at the end of the window.
 """
 
-import bisect
 from collections.abc import Callable
 
 import numpy as np
 
-from runtime.policy.staleness import Selection
 from runtime.sim.decoding import INF, Decoding, Held, Lane
 from runtime.sim.draining import Drain
 from runtime.sim.drawing import draw
-from runtime.sim.figures import Books, StepSeen
+from runtime.sim.figures import Books
 from runtime.sim.finishing import Finishing
 from runtime.sim.granting import Granting
-from runtime.sim.groups import RING, Floats, GroupTable, Ints, Suspended
+from runtime.sim.groups import Floats, GroupTable, Ints, Suspended
 from runtime.sim.rules import FlowRules, WeightsPath
 from runtime.sim.speed import ReplicaSpeed, TrainerSpeed
 from runtime.sim.spreading import Spreading
 from runtime.sim.timeline import Timeline
-from runtime.sim.windows import is_fine, least_train_s, longest_s, soonest_batch_s
+from runtime.sim.training import Training
+from runtime.sim.windows import is_fine, longest_s, soonest_batch_s
 
 FLUSH_TOKENS, FLUSH_S = 32, 0.25  # of the runtime's replicas: what they may lose when they die
 RESUME_SHARE = 0.8  # an overfull replica gives samples back until so much of its KV is used
@@ -41,15 +40,7 @@ class SimulatedFlow:
         self.granting = Granting(rules, self.decoding, self.groups, seed)
         self.finishing = Finishing(rules, self.decoding, self.groups, self.books)
         self.numbers: dict[str, int] = {}
-        self.trainer: TrainerSpeed | None = None
-        self._slow = 1.0
-        self._since_s = 0.0  # when the trainer entered its state
-        self._batch: list[int] | None = None  # rows reserved for the step under way
-        self._began_s: float | None = None  # when it began to compute; None: it does not
-        self._ends_s = INF
-        self._state = "absent"
-        self._tried = 0  # complete groups when the rule was last asked in vain
-        self.waits_for = ""
+        self.training = Training(rules, self.groups, self.granting, self.finishing, self.books)
         self.on_step: Callable[[], None] = lambda: None
 
     @property
@@ -109,17 +100,11 @@ class SimulatedFlow:
 
     def set_trainer(self, speed: TrainerSpeed | None, *, slow: float = 1.0) -> None:
         """A trainer is there from now on, or none. A step under way begins again with the same batch."""
-        if self._began_s is not None:
-            self.books.retrained_s += max(0.0, self.now_s - self._began_s)
-            self.books.redone_steps += 1
-        self.trainer, self._slow, self._began_s, self._ends_s = speed, slow, None, INF
-        self._enter("absent" if speed is None else "waiting")
-        if speed is not None and self._batch is not None:
-            self._compute(self.now_s)
+        self.training.set(speed, slow, self.now_s)
 
     def slow_trainer(self, factor: float) -> None:
         """Steps take `factor` times as long, from the next one on."""
-        self._slow = factor
+        self.training.slow = factor
 
     def roll_back(self, version: int) -> None:
         """Everything stops, and the run is as it was at `version`: what was sampled or trained since is wasted. Replicas
@@ -139,12 +124,12 @@ class SimulatedFlow:
         self.groups.admitted = version * self.policy.prompts_per_step
         self.granting.restart(self.groups, version)
         self.finishing.restart(self.groups)
-        self._batch, self._tried = None, 0
+        self.training.restart(self.groups)
 
     @property
     def between_steps(self) -> bool:
         """Whether the trainer computes nothing just now."""
-        return self._began_s is None
+        return self.training.began_s is None
 
     # Time
 
@@ -161,7 +146,7 @@ class SimulatedFlow:
                 return "steps"
             if should_stop():
                 return "stopped"
-            self._try_step(self.now_s)
+            self._try_step()
             if self.granting.waiting > 0:
                 self.finishing.settle()
                 self.granting.fill(self.now_s)
@@ -174,7 +159,7 @@ class SimulatedFlow:
             if drain is not None:
                 h = min(left_s, max(drain.last_s, 1e-9))
             self._window(max(h, 0.0), drain)
-            self._try_step(self.now_s)
+            self._try_step()
             self._happen()
         return "steps" if self._over() else ""
 
@@ -190,9 +175,9 @@ class SimulatedFlow:
 
     def _next_event_s(self) -> float:
         look, g = INF, self.policy.prompts_per_step
-        if self._may_start():
+        if self.training.may_start:
             look = next((t for t, *_ in self.finishing.complete[g - 1 :] if t > self.now_s), INF)
-        return min(self._ends_s, self.weights.links.next_s(), look)
+        return min(self.training.ends_s, self.weights.links.next_s(), look)
 
     def _drain(self) -> Drain | None:
         """The ends of all that runs, where nothing can begin before the next event and every engine has room."""
@@ -228,7 +213,7 @@ class SimulatedFlow:
             d.close_window()
             self._evict_overfull()
         self.now_s = began + h
-        self.books.pass_time(h, self._state)
+        self.books.pass_time(h, self.training.state)
         if self.timeline is not None:
             self.finishing.settle()
             draw(self.timeline, d, self.finishing, self.books, began, self.now_s, drain)
@@ -236,20 +221,19 @@ class SimulatedFlow:
     def _until_step_s(self, began_s: float) -> float:
         """Seconds from the start of the window that is open to the soonest end of a step that is not under way yet: new
         weights may let samples begin. Under `wait` and `drop` a batch that is taken does so already."""
-        if not self._may_start():
+        if not self.training.may_start:
             return INF
-        assert self.trainer is not None
         mask = self.policy.stale == "mask"
         first, batch = soonest_batch_s(
             self.decoding,
             self.groups,
             self.rules,
             [t for t, *_ in self.finishing.complete],
-            needed=max(self.policy.prompts_per_step, self._tried + 1),
+            needed=self.training.needed,
             began_s=began_s,
             more=self.groups.unleased_groups() + self.granting.admissible if mask else 0,
         )
-        least = least_train_s(self.trainer, self.rules, self.version) * self._slow if mask else 0.0
+        least = self.training.least_s() if mask else 0.0
         # Where samples that have not begun yet could make a batch: none can before the first place is free.
         return max(batch + least, first) * (1 + 1e-12) - began_s + 1e-9
 
@@ -306,67 +290,12 @@ class SimulatedFlow:
 
     # Steps
 
-    def _may_start(self) -> bool:
-        return self.trainer is not None and self._batch is None and self._state == "waiting"
-
-    def _try_step(self, now_s: float) -> None:
-        """Begin the next step at the first moment up to now at which the rule had a batch for it."""
-        if not self._may_start():
-            return
-        self.finishing.settle()
-        g, complete = self.policy.prompts_per_step, self.finishing.complete
-        if len(complete) < g or complete[g - 1][0] > now_s:
-            return
-        count = max(g, self._tried + 1)
-        while count <= len(complete):
-            moment = max(complete[count - 1][0], self._since_s)
-            if moment > now_s:
-                return
-            count = max(count, bisect.bisect_right(complete, moment, key=lambda c: c[0]))
-            selection = self._selected(count)
-            if selection.groups:
-                self._reserve(selection.groups, moment)
-            self._give_up(selection.evicted)
-            if selection.groups or selection.evicted:
-                return
-            self._tried, self.waits_for = count, selection.waits_for
-            count += 1
-
-    def _selected(self, count: int) -> Selection:
-        """The rule's answer when the first `count` groups are complete."""
-        complete = self.finishing.complete[:count]
-        views = [view for _, _, view in complete]
-        if self.policy.stale != "mask":  # the rule for `mask` looks at complete groups only
-            known = {row for _, row, _ in complete}
-            g = self.groups
-            others = np.flatnonzero(g.live & (g.started >= 0)).tolist()
-            batch = set(self._batch or ())
-            views += self.finishing.seen([r for r in others if r not in known and r not in batch], complete=False)
-        return self.policy.select(views, self.version)
-
-    def _reserve(self, ordinals: tuple[int, ...], at_s: float) -> None:
-        rows = self.finishing.take(ordinals)
-        if self.policy.stale == "wait":
-            self.granting.begun.subtract(self.groups.started[rows].tolist())
-        self._batch, self._tried, self.waits_for = rows, 0, ""
-        if at_s < self.now_s:
-            self.books.correct(self._state, "training", self.now_s - at_s)
-        self._compute(at_s)
-
-    def _compute(self, at_s: float) -> None:
-        assert self.trainer is not None
-        assert self._batch is not None
-        g, rows = self.groups, np.array(self._batch)
-        responses = g.tokens[rows].sum()
-        tokens = float(responses + (g.prompt[rows] * g.members).sum())
-        seconds = self.trainer.seconds(tokens, float(g.sequence2[rows].sum())) * self._slow
-        self._began_s, self._ends_s = at_s, max(at_s + seconds, self.now_s)
-        self.books.late_s += max(0.0, self.now_s - at_s - seconds)
-        self._enter("training")
+    def _try_step(self) -> None:
+        self._give_up(self.training.try_step(self.now_s))
 
     def _happen(self) -> None:
         """Events that are due."""
-        if self._ends_s <= self.now_s + 1e-12:
+        if self.training.ends_s <= self.now_s + 1e-12:
             self.finishing.settle()
             self._end_step()
         arrived = self.weights.arrived(self.now_s)
@@ -377,48 +306,19 @@ class SimulatedFlow:
 
     def _updated(self) -> None:
         """A trainer that waits for the replicas' updates waits no longer than there are any."""
-        if self._state == "updating" and not self.weights.under_way:
-            self._enter("waiting")
+        if self.training.state == "updating" and not self.weights.under_way:
+            self.training.enter("waiting", self.now_s)
 
     def _end_step(self) -> None:
-        assert self._batch is not None
-        assert self._began_s is not None
-        rows, step = np.array(self._batch), self.version
-        self.books.steps.append(self._trained(rows, step))
-        self.books.trained_tokens += self.books.steps[-1].trained_tokens
-        self.books.masked_tokens += self.books.steps[-1].masked_tokens
+        seen = self.training.end()
         if self.timeline is not None:
-            self.timeline.span("trainer", "trainer", f"step {step}", self._began_s, self.now_s)
-        self.groups.release(rows)
-        self._batch, self._began_s, self._ends_s = None, None, INF
-        self.granting.version = step + 1
+            self.timeline.span("trainer", "trainer", f"step {seen.step}", seen.began_s, self.now_s)
+        self.granting.version = seen.step + 1
         for name, i in self.numbers.items():
             self.weights.send(name, i, self.version, self.now_s)
-        self._enter("updating" if self.rules.pause_all and self.weights.under_way else "waiting")
+        updating = self.rules.pause_all and self.weights.under_way
+        self.training.enter("updating" if updating else "waiting", self.now_s)
         self.on_step()
-
-    def _trained(self, rows: Ints, step: int) -> StepSeen:
-        """Weights, ages and counts of a batch, by the rule."""
-        g = self.groups
-        by_slot, starts = g.tokens[rows].sum(axis=0).tolist(), g.starts[rows].sum(axis=0).tolist()
-        first = max(0, step - RING + 1)
-        versions = [v for v in range(first, step + 1) if by_slot[v % RING]]
-        weights = self.policy.token_weights(versions, step)
-        ages = {step - v: by_slot[v % RING] for v, w in zip(versions, weights, strict=True) if w > 0}
-        begun = step - g.started[rows]
-        old = [v for v in range(first, step - self.policy.eta) if starts[v % RING]]
-        assert self._began_s is not None
-        return StepSeen(
-            step=step,
-            began_s=self._began_s,
-            ended_s=self._ends_s,
-            trained_tokens=sum(ages.values()),
-            masked_tokens=sum(by_slot) - sum(ages.values()),
-            ages=ages,
-            group_age_mean=float(begun.mean()),
-            group_age_max=int(begun.max()),
-            samples_masked=sum(starts[v % RING] for v in old),
-        )
 
     def _give_up(self, ordinals: tuple[int, ...]) -> None:
         """Groups that the rule evicted: their tokens are wasted, whoever decodes for them stops."""
@@ -438,14 +338,6 @@ class SimulatedFlow:
         g.release(rows)
 
     # What is seen
-
-    def _enter(self, state: str) -> None:
-        self._state, self._since_s = state, self.now_s
-
-    @property
-    def state(self) -> str:
-        """What the trainer does: training, waiting, updating or absent."""
-        return self._state
 
     @property
     def queue_groups(self) -> int:

@@ -116,11 +116,11 @@ class Run:
     def _why_waiting(self) -> str:
         if self.blocked:
             return self.blocked
-        if self.flow.trainer is None:
+        if self.flow.training.speed is None:
             return "there is no trainer"
         if not self._serving:
             return "no replica serves"
-        return self.flow.waits_for or "no sample may begin"
+        return self.flow.training.waits_for or "no sample may begin"
 
     # Plans
 
@@ -241,7 +241,7 @@ class Run:
         self._moving += 1
         epoch = self._moving
         self._train = None
-        if self.flow.trainer is not None:
+        if self.flow.training.speed is not None:
             self.flow.set_trainer(None)
 
         def form() -> None:

@@ -110,3 +110,31 @@ def test_counts_carried_on_are_those_made_anew(moves: list[tuple[str, int]]) -> 
         assert d.pausing == d.paused.sum()
         own = [float((d.before - d.starts + d.v[d.rep])[on & (d.rep == i)].sum()) for i in range(len(d.lanes))]
         assert np.allclose(d.context, own)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.integers(1, 400), min_size=8, max_size=24),
+    st.floats(1.0, 60.0),
+    st.sampled_from((-1.0, -0.3, 0.0, 1.0)),
+    st.sampled_from((-24, 0, 9)),
+    st.sampled_from((1, 500, 8_000, 30_000)),
+)
+def test_who_has_more_to_sample_ends_later_however_context_shrinks(
+    lengths: list[int], h: float, growth: float, drift: int, after: int
+) -> None:
+    d = Decoding()
+    d.add(Lane(name="r", speed=SPEEDS[1]), 0, 40)
+    at = np.arange(len(lengths))
+    prompts = np.full(len(at), 300.0)
+    d.lease(
+        at, starts=d.v[d.rep[at]], rows=at, lengths=np.array(lengths), before=prompts, first=0 * at, now_s=0 * prompts
+    )
+    d.recount()
+    d.growth[:], d.drift[:] = growth, drift
+    d.open_window(h, constant=False)
+    ended = d.ended()
+    into = d.seconds_into(ended)
+    assert (np.diff(into[np.argsort(d.ends[ended], kind="stable")]) >= 0).all()
+    assert (into <= h * (1 + 1e-9)).all()
+    assert (d.seconds_into(ended, after=after) > into).all()

@@ -94,10 +94,10 @@ def test_a_trainer_does_not_wait_for_the_update_of_a_replica_that_is_gone() -> N
     flow.add_replica("quick", speed, WeightsPath())
     flow.add_replica("slow", speed, WeightsPath(link="a", bytes_per_s=1.0, size_bytes=5.0))
     flow.set_trainer(TrainerSpeed(train_s=1.0))
-    while flow.state != "updating":
+    while flow.training.state != "updating":
         flow.advance(flow.now_s + 0.1)
     flow.remove_replica("slow", lost=True)
-    assert flow.state == "waiting"
+    assert flow.training.state == "waiting"
     assert flow.advance(1000.0) == "steps"
 
 

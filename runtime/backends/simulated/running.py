@@ -238,7 +238,7 @@ class SimulatedRun:
         return replace(
             status,
             trainer_epoch=None if trainer is None else trainer.epoch,
-            trainer_state="absent" if trainer is None else self.flow.state.replace("updating", "waiting"),
+            trainer_state="absent" if trainer is None else self.flow.training.state.replace("updating", "waiting"),
         )
 
 

@@ -59,7 +59,7 @@ def flow_status(
         trained_tokens_per_s=_trained_rate(flow, books.steps),
         trainer_wait_share=trainer_wait_share,
         admission_wait_share=admission_wait_share,
-        waits=flow.waits_for,
+        waits=flow.training.waits_for,
         replicas=tuple(_replica(flow, b, i) for b, i in orders.values()),
         trainer_epoch=None,
         trainer_state="absent",
