@@ -52,6 +52,16 @@ def root_option(f: F) -> F:
     )(f)
 
 
+def calibration_option(f: F) -> F:
+    """--calibration."""
+    return click.option(
+        "--calibration",
+        metavar="FILE",
+        help='Count with what hexctl profile measured; "none": with nothing measured here. Default: planner.calibration of '
+        "the configuration, else calibration.json in its run.root.",
+    )(f)
+
+
 def set_option(f: F) -> F:
     """--set KEY=VALUE."""
     return click.option(

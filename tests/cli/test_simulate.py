@@ -50,6 +50,41 @@ def test_lengths_of_its_own(lengths: str, mean: float, capsys: pytest.CaptureFix
     )
 
 
+def test_a_calibration_counts_as_in_a_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The trainer's kinds train at a fifth of 3,000 tokens/s: prediction and simulation are as much slower."""
+    from planner.calibration import Calibration, EngineRate, KindTables, Provenance, TrainerRate, encode
+
+    def kind(name: str, train: float) -> KindTables:
+        shape = {"model": "m", "params": 1}
+        engine = tuple(
+            EngineRate(phase="decode", tp=1, running=n, context=14, tokens_per_s=n / (0.02 + 1e-4 * n), **shape)
+            for n in (8, 32, 128)
+        )
+        first = EngineRate(phase="prefill", tp=1, running=128, context=10, tokens_per_s=5e4, **shape)
+        trainer = TrainerRate(
+            devices=1, sequence_tokens=17, micro_batch=8, recompute=False, tokens_per_s=train, **shape
+        )
+        how = Provenance(source="hexctl profile", how="paced")
+        return KindTables(kind=name, provenance=how, engine=(*engine, first), trainer=(trainer,))
+
+    steps = []
+    for train in (3000.0, 600.0):
+        path = tmp_path / f"{train}.json"
+        path.write_text(encode(Calibration(kinds=tuple(kind(n, train) for n in ("fast", "wide", "old")))))
+        told = ["--calibration", str(path), "--output", "json", "--set", "planner.scheduler=hex"]
+        assert main(["simulate", "local", "--steps", "20", *told]) == 0
+        out, err = capsys.readouterr()
+        assert f"counting with {path}: fast, wide, old" in err
+        document = json.loads(out)
+        steps.append((document["predicted"]["step_s"], document["steady_step_s"]))
+    (predicted, simulated), (slow_predicted, slow_simulated) = steps
+    assert slow_predicted > 2 * predicted
+    assert simulated == pytest.approx(predicted, rel=0.05)
+    assert slow_simulated == pytest.approx(slow_predicted, rel=0.05)
+    assert main(["simulate", "local", "--calibration", str(tmp_path / "absent.json")]) == 2
+    assert "absent.json" in capsys.readouterr().err
+
+
 def _samples() -> int:
     from runtime.config.load import load_config
 

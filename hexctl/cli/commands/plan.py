@@ -13,7 +13,15 @@ from hexctl.cli.commands.plan_export import answer_exported
 from hexctl.cli.commands.plan_whatif import answer_explained, answer_infeasible, answer_what_if
 from hexctl.cli.exits import Exit, Progress, say
 from hexctl.cli.main import COMMANDS
-from hexctl.cli.options import answer, load, output_option, seconds, set_option, stdout_kept_pure
+from hexctl.cli.options import (
+    answer,
+    calibration_option,
+    load,
+    output_option,
+    seconds,
+    set_option,
+    stdout_kept_pure,
+)
 from hexctl.cli.render.plan import comparison_text, plan_document, plan_text
 from hexctl.cli.stopping import stop_after
 from planner.export import EXPORTERS
@@ -55,12 +63,7 @@ ASSUMED_OF_PARTS = "with its part of the card for kernels and waits for turns as
     metavar="KEY=VALUE,...",
     help="Compare with the plan under changes: add=8xL40S, remove=node3, eta=8, kv=keep, update=overlapped, price.H20=1.2.",
 )
-@click.option(
-    "--calibration",
-    metavar="FILE",
-    help='Count with what hexctl profile measured; "none": with nothing measured here. Default: planner.calibration of '
-    "the configuration, else calibration.json in its run.root.",
-)
+@calibration_option
 @click.option("--explain", is_flag=True, help="Add what holds the plan back and what single changes would give.")
 @set_option
 @output_option

@@ -12,7 +12,7 @@ import click
 from hexctl.cli.commands.plan import problem_of
 from hexctl.cli.exits import Exit, Progress, error
 from hexctl.cli.main import COMMANDS
-from hexctl.cli.options import answer, load, output_option, set_option, stdout_kept_pure
+from hexctl.cli.options import answer, calibration_option, load, output_option, set_option, stdout_kept_pure
 from hexctl.cli.render.plan import infeasible_text
 from hexctl.cli.render.simulate import simulated_document, simulated_text
 from hexctl.cli.stopping import stop_after
@@ -54,6 +54,7 @@ SAY_EVERY_S = 0.2
     "--growth", type=float, default=0.0, metavar="SHARE", help="Answers grow by that share of the mean at each step."
 )
 @click.option("--timeline", metavar="FILE", help="Write a timeline that ui.perfetto.dev opens (Chrome trace JSON).")
+@calibration_option
 @set_option
 @output_option
 def simulate(
@@ -67,6 +68,7 @@ def simulate(
     lengths: str | None,
     growth: float,
     timeline: str | None,
+    calibration: str | None,
     settings: tuple[str, ...],
     output: str,
 ) -> int:
@@ -75,7 +77,7 @@ def simulate(
     from runtime.sim.physics import with_lengths
 
     loaded = load(config, settings)
-    problem = problem_of(loaded.config)
+    problem = problem_of(loaded.config, calibration)
     response = _lengths(lengths, growth, problem)
     options = Options(
         steps=steps,
