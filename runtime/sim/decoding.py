@@ -19,6 +19,12 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 PHASES = ("decode", "prefill", "update", "idle")
 INF = float("inf")
+# What `remove` takes a replica out of.
+_BY_SLOT = ("row", "first", "leased_at", "ends", "starts", "before", "leased_s", "shares", "ahead")
+_BY_REPLICA = (
+    "v", "stall", "slow", "context", "n", "version", "allowed", "drift", "growth", "decoded", "updating", "paused", "breaks",
+    "spent",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(slots=True)
@@ -52,6 +58,7 @@ class Decoding:
         self.drift = np.zeros(0, dtype=np.int64)  # change of n in the last window
         self.growth = np.zeros(0)  # of context, over that of samples that all go on, in the last window; 1: none ended
         self.decoded = np.zeros(0)  # tokens since the replica came, for show
+        self.updating = np.zeros(0)  # seconds of stalls that weight updates brought since then, for show
         self.paused = np.zeros(0, dtype=bool)
         self.breaks = np.zeros((0, RING))  # V at which each version took over
         self.spent = np.zeros((0, len(PHASES)))  # seconds by phase
@@ -89,6 +96,7 @@ class Decoding:
         self.v, self.stall, self.context = (np.append(a, 0.0) for a in (self.v, self.stall, self.context))
         self.slow, self.drift = np.append(self.slow, 1.0), np.append(self.drift, 0)
         self.growth, self.decoded = np.append(self.growth, 1.0), np.append(self.decoded, 0.0)
+        self.updating = np.append(self.updating, 0.0)
         self.n, self.version = np.append(self.n, 0), np.append(self.version, version)
         self.allowed = np.append(self.allowed, allowed)
         self.paused = np.append(self.paused, False)
@@ -139,24 +147,10 @@ class Decoding:
         keep = self.rep != i
         shifted = self.rep[keep]
         self.rep = np.where(shifted > i, shifted - 1, shifted)
-        for name in ("row", "first", "leased_at", "ends", "starts", "before", "leased_s", "shares", "ahead"):
+        for name in _BY_SLOT:
             setattr(self, name, getattr(self, name)[keep])
         self.resume(i)
-        for name in (
-            "v",
-            "stall",
-            "slow",
-            "context",
-            "n",
-            "version",
-            "allowed",
-            "drift",
-            "growth",
-            "decoded",
-            "paused",
-            "breaks",
-            "spent",
-        ):
+        for name in _BY_REPLICA:
             setattr(self, name, np.delete(getattr(self, name), i, axis=0))
         del self.lanes[i]
         self._tables()

@@ -2,11 +2,12 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
 from runtime.policy import dispatch
-from runtime.sim.decoding import INF, Bools, Decoding
+from runtime.sim.decoding import INF, Bools, Decoding, Lane
 from runtime.sim.groups import Floats, GroupTable, Ints
 from runtime.sim.rules import FlowRules
 from runtime.sim.speed import ReplicaSpeed
@@ -24,6 +25,7 @@ class Granting:
         self._ramps: dict[str, int] = {}
         self._cold: set[str] = set()  # replicas whose warm-up is not over
         self._speeds: dict[str, dispatch.SpeedModel] = {}
+        self._allotted: Mapping[str, int] = {}
         # Generators of their own, so that a run's lengths do not depend on how many were drawn at once.
         rngs = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(4)]
         self._lengths, self._prompts, self._rounding, self._prompt_rounding = rngs
@@ -42,6 +44,21 @@ class Granting:
         self._cold.add(name)
         return self._ramps[name]
 
+    def allot(self, slots: Mapping[str, int]) -> None:
+        """Samples that each replica of these names decodes at once, in place of all that was said before; the others as many as
+        they have room for. What runs beyond that goes on to its end."""
+        if slots != self._allotted:
+            self._allotted = dict(slots)
+            most = [self._most(lane) for lane in self._decoding.lanes]
+            self._decoding.allowed = np.minimum(self._decoding.allowed, np.array(most, dtype=np.int64))
+
+    def most(self, i: int) -> int:
+        """Samples that replica i decodes at once, once it is warm."""
+        return self._most(self._decoding.lanes[i])
+
+    def _most(self, lane: Lane) -> int:
+        return max(1, min(lane.speed.slots, self._allotted.get(lane.name, lane.speed.slots)))
+
     @property
     def admissible(self) -> int:
         """Groups that may be admitted now."""
@@ -59,7 +76,7 @@ class Granting:
             return False
         d = self._decoding
         full = (d.n >= d.allowed).tolist()
-        return any(f and self._ramps[x.name] < x.speed.slots for x, f in zip(d.lanes, full, strict=True))
+        return any(f and self._ramps[x.name] < self._most(x) for x, f in zip(d.lanes, full, strict=True))
 
     def fill(self, now_s: float) -> None:
         """Work for free slots."""
@@ -88,10 +105,11 @@ class Granting:
         d = self._decoding
         held = d.held_tokens(dispatch.KV_HIGH_WATER)
         share = np.where(np.isfinite(d.capacity), held / np.maximum(d.capacity, 1.0), 0.0)
-        settled = (d.allowed >= d.slots) & (share * d.slots <= dispatch.KV_HIGH_WATER * d.n)
+        most = np.array([self._most(x) for x in d.lanes]) if self._allotted else d.slots
+        settled = (d.allowed >= most) & (share * d.slots <= dispatch.KV_HIGH_WATER * d.n)
         for i in np.flatnonzero(~settled).tolist():
             lane = d.lanes[i]
-            slots = lane.speed.slots
+            slots = self._most(lane)
             if self._ramps[lane.name] < slots:
                 self._ramps[lane.name] = dispatch.next_ramp(self._load(i, float(share[i])), progressed=True)
             if self._ramps[lane.name] >= slots:
@@ -101,7 +119,7 @@ class Granting:
     def _load(self, i: int, share: float) -> dispatch.ReplicaLoad:
         lane = self._decoding.lanes[i]
         return dispatch.ReplicaLoad(
-            slots=lane.speed.slots,
+            slots=self._most(lane),
             leased=int(self._decoding.n[i]),
             kv_used_share=share,
             speed=self._speeds[lane.name],

@@ -67,9 +67,11 @@ class Spreading:
         d, version = self._decoding, self._loading.pop(name)
         d.switch(i, version)
         d.resume(i)
-        d.stall[i] += self._paths[name].swap_s
+        seconds = self._paths[name].swap_s
         if self._rules.recompute:
-            d.stall[i] += d.recompute_s(i)
+            seconds += d.recompute_s(i)
             self._books.recomputed_tokens += int(d.context[i] - d.spared(i).sum())
+        d.stall[i] += seconds
+        d.updating[i] += seconds
         if version < newest:
             self.send(name, i, newest, now_s)

@@ -65,6 +65,39 @@ def test_a_run_trains_at_the_rate_that_the_plan_predicts(planned: tuple[Problem,
     assert len(flow.replicas) == len(plan.rollouts)
 
 
+def test_replicas_decode_as_many_samples_at_once_as_they_are_allotted(planned: tuple[Problem, Plan]) -> None:
+    backend = started(*planned)
+    free = look(backend, 1, 10)
+    most = {r.id: r.slots for r in free.replicas}
+    assert all(r.running > 3 for r in free.replicas)
+    backend.allot(dict.fromkeys(most, 3))
+    held = look(backend, 11, 20)
+    assert [(r.slots, r.running <= 3) for r in held.replicas] == [(3, True)] * len(most)
+    assert any(r.running for r in held.replicas)
+    assert held.flow is not None
+    assert free.flow is not None
+    assert held.flow.generated_tokens > free.flow.generated_tokens
+    backend.allot({})
+    after = look(backend, 21, 30)
+    assert {r.id: r.slots for r in after.replicas} == most
+    assert any(r.running > 3 for r in after.replicas)
+
+
+def test_a_replica_that_is_the_bottleneck_tells_about_the_rate_that_the_plan_gives_it() -> None:
+    """What updates make it compute anew is in neither: with it the replica's would be a fifth lower here."""
+    config = load_config(CONFIGS / "sim-h800-h20.toml").config
+    problem = problem_from_config(config, cluster_from_config(config), load_model_spec(config.model.path))
+    found = planner.solve(problem)
+    assert isinstance(found, Feasible)
+    assert found.prediction.rollout_s > found.prediction.train_s
+    backend = started(problem, found.plan, speed=20.0)
+    by_devices = {p.devices: p for p in found.plan.rollouts}
+    names = {r.devices: r.id for r in look(backend, 1, 5).replicas}
+    backend.allot({names[d]: p.max_running for d, p in by_devices.items() if p.max_running})
+    for r in look(backend, 6, 50).replicas:
+        assert r.tokens_per_s == pytest.approx(by_devices[r.devices].rate_tokens_per_s, rel=0.12), r.devices
+
+
 def test_a_lost_device_ends_its_replica_and_its_samples_go_elsewhere(planned: tuple[Problem, Plan]) -> None:
     problem, plan = planned
     backend = started(problem, plan)

@@ -8,6 +8,7 @@ whose shapes are not known yet the planner is asked for them (about a second).
 import math
 import time
 from collections import deque
+from collections.abc import Mapping
 
 import planner
 from planner.cluster import Device
@@ -55,7 +56,9 @@ class SimulatedRun:
         self._serving: dict[tuple[str, int], str] = {}
         self._trainer: tuple[str, int] | None = None
         self._last_s: float | None = None
+        self._allotted: Mapping[str, int] = {}
         self._looks: deque[tuple[float, int, float, float]] = deque(maxlen=RECENT)
+        self._made: dict[str, deque[tuple[float, float]]] = {}  # replica -> (tokens decoded, busy seconds) at each look
 
     def observe(self, now_s: float) -> Observation:
         """Advance to `now_s` (unix seconds) and say what is there."""
@@ -63,6 +66,9 @@ class SimulatedRun:
         self._last_s = now_s
         self.fleet.advance(now_s)
         self._settle()
+        self.flow.granting.allot(
+            {name: self._allotted[key[0]] for key, name in self._serving.items() if key[0] in self._allotted}
+        )
         self._simulate(max(0.0, now_s - before_s) * self._speed)
         bodies = tuple(self.fleet.bodies.values())
         return Observation(
@@ -77,6 +83,10 @@ class SimulatedRun:
     def apply(self, step: Step) -> None:
         """Begin `step`."""
         self.fleet.begin(step)
+
+    def allot(self, slots: Mapping[str, int]) -> None:
+        """Replicas decode so many samples at once from the next look on."""
+        self._allotted = slots
 
     def finish(self, deadline_s: float) -> None:
         """End every body."""
@@ -105,6 +115,19 @@ class SimulatedRun:
                 self._idle_s(),
             )
         )
+        d = self.flow.decoding
+        for name, i in self.flow.numbers.items():
+            seen = (float(d.decoded[i]), float(d.spent[i, 0] + d.spent[i, 1] + d.stall[i] - d.updating[i]))
+            self._made.setdefault(name, deque(maxlen=RECENT)).append(seen)
+        self._made = {name: made for name, made in self._made.items() if name in self.flow.numbers}
+
+    def _rate(self, i: int) -> float:
+        """Tokens/s of a replica while it decodes or prefills new samples, as a plan counts it."""
+        made = self._made.get(self.flow.decoding.lanes[i].name)
+        if not made:
+            return 0.0
+        tokens, busy_s = (b - a for a, b in zip(made[0], made[-1], strict=True))
+        return tokens / busy_s if busy_s > 0 else 0.0
 
     def _idle_s(self) -> float:
         d = self.flow.decoding
@@ -202,10 +225,9 @@ class SimulatedRun:
         running = 0 if i is None else int(d.n[i])
         rate, share, slots, version = 0.0, None, 0, None
         if i is not None:
-            step = float((d.base[i, running] + d.kv[i, running] * d.context[i]) * d.slow[i])
-            rate = running / step if step > 0 and not d.paused[i] else 0.0
+            rate = self._rate(i)
             share = float(d.context[i] / d.capacity[i]) if math.isfinite(d.capacity[i]) else None
-            slots, version = d.lanes[i].speed.slots, int(d.version[i])
+            slots, version = self.flow.granting.most(i), int(d.version[i])
         return ReplicaSeen(
             id=b.id, epoch=b.epoch, devices=b.devices, phase=REPLICA_PHASES[b.phase], version=version, digest=None,
             running=running, slots=slots, tokens_per_s=rate, kv_used_share=share, host_lag_share=None, pid=b.pid, age_s=0.0,

@@ -92,7 +92,7 @@ def _replica(flow: SimulatedFlow, b: SimBody, i: int | None) -> ReplicaStatus:
         digest=None,
         verified=b.phase == "serving",
         leased=running,
-        stats=EngineStats(running=running, slots=0 if i is None else d.lanes[i].speed.slots, decoded_tokens=decoded),
+        stats=EngineStats(running=running, slots=0 if i is None else flow.granting.most(i), decoded_tokens=decoded),
         last_exchange_age_s=0.0,
         unflushed_tokens=0,
         pid=b.pid,
