@@ -106,7 +106,7 @@ class Granting:
         held = d.held_tokens(dispatch.KV_HIGH_WATER)
         share = np.where(np.isfinite(d.capacity), held / np.maximum(d.capacity, 1.0), 0.0)
         most = np.array([self._most(x) for x in d.lanes]) if self._allotted else d.slots
-        settled = (d.allowed >= most) & (share * d.slots <= dispatch.KV_HIGH_WATER * d.n)
+        settled = (d.allowed >= most) & (share * most <= dispatch.KV_HIGH_WATER * d.n)
         for i in np.flatnonzero(~settled).tolist():
             lane = d.lanes[i]
             slots = self._most(lane)
