@@ -1,10 +1,10 @@
 """`python -m benchmarks.mixed_ranks`: what ranks of two kinds in one trainer are worth, by the cost model.
 
-Prints the table of docs/concepts/planner.md. Nothing is timed: the figures are the same on every machine. Half a minute of a core.
+Prints the table of docs/concepts/planner.md. Nothing is timed: the figures are the same on every machine. Some seconds of a core.
 """
 
-import itertools
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import planner
@@ -69,20 +69,14 @@ def problem_of(kinds: tuple[str, ...]) -> Problem:
 
 
 def words(p: Problem, train: Placement) -> str:
-    """The trainer's devices by kind, with the share of the tokens of each rank where ranks differ."""
+    """The trainer's devices by kind, with the share of the tokens of each rank where ranks are of two kinds."""
     kind_of = {d.id: d.kind for d in p.cluster.devices}
-    told = []
-    for stage in train.stages:
-        ranks = list(zip(stage.devices, itertools.chain(stage.token_shares, itertools.repeat(None)), strict=False))
-        for kind in sorted({kind_of[d] for d in stage.devices}):
-            mine = [share for d, share in ranks if kind_of[d] == kind]
-            told.append(f"{len(mine)} {kind}" + ("" if mine[0] is None else f" ({mine[0]:.1%} each)"))
-    if len(train.stages) == 1:
-        return " + ".join(told)
-    kinds = sorted({k for t in told for k in (t.split()[1],)})
-    return "a pipeline over " + " and ".join(
-        f"{sum(int(t.split()[0]) for t in told if t.split()[1] == k)} {k}" for k in kinds
-    )
+    counts = sorted(Counter(kind_of[d] for d in train.devices).items())
+    if len(train.stages) > 1:
+        return "a pipeline over " + " and ".join(f"{count} {kind}" for kind, count in counts)
+    [stage] = train.stages
+    share_of = {kind_of[d]: f" ({share:.1%} each)" for d, share in zip(stage.devices, stage.token_shares, strict=False)}
+    return " + ".join(f"{count} {kind}{share_of.get(kind, '')}" for kind, count in counts)
 
 
 def row(kinds: tuple[str, ...], name: str, given: dict[str, object]) -> str:
