@@ -11,8 +11,8 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sim.draining import Drain
 from runtime.sim.groups import RING
+from runtime.sim.runout import RunOut
 from runtime.sim.speed import Floats, ReplicaSpeed
 
 Ints = NDArray[np.int64]
@@ -70,7 +70,7 @@ class Decoding:
         self.leased_at = np.zeros(0, dtype=np.int64)  # version in force on the replica at the lease
         self.ends = self.starts = self.before = self.leased_s = self.shares = np.zeros(0)
         self.ahead = np.zeros(0)  # tokens of context less V: before - starts
-        self._drain: Drain | None = None  # of the window that is open
+        self._runout: RunOut | None = None  # of the window that is open
         self.on = self.on_rep = np.zeros(
             0, dtype=np.int64
         )  # slots that hold a running sample as of the last count; whose
@@ -178,7 +178,7 @@ class Decoding:
 
     def open_window(self, h: float, *, constant: bool) -> None:
         """How far each replica gets in the next `h` seconds. `constant`: nothing ends before its last moment."""
-        self._drain = None
+        self._runout = None
         drift, growth = (0.0, 1.0) if constant else (self.drift, self.growth)
         waited = np.minimum(self.stall, h)
         able = h - waited
@@ -196,14 +196,14 @@ class Decoding:
         self.alpha, self.beta = alpha, beta
         self._opened(h, waited, able, self.v + gained)
 
-    def open_drain(self, drain: Drain, h: float) -> None:
+    def open_runout(self, runout: RunOut, h: float) -> None:
         """`open_window` where no sample begins before its end: exact, however long it is."""
-        self._drain = drain
+        self._runout = runout
         waited = np.where(self.paused, 0.0, np.minimum(self.stall, h))
         able = np.where(self.paused, 0.0, h - waited)
         base, kv = self._at(self.n)
         self.alpha, self.beta = (base + kv * self.context) * self.slow, kv * self.n / 2 * self.slow
-        self._opened(h, waited, able, drain.reached(h))
+        self._opened(h, waited, able, runout.reached(h))
 
     def _opened(self, h: float, waited: Floats, able: Floats, target: Floats) -> None:
         self._h, self._able, self.waited, self.target = h, able, waited, target
@@ -242,9 +242,9 @@ class Decoding:
 
     def ended(self, among: Ints | None = None) -> Ints:
         """Slots whose sample ends within the window."""
-        if self._drain is not None:
+        if self._runout is not None:
             at = self.on if among is None else among
-            return at[self._drain.into[at] <= self._h]
+            return at[self._runout.into[at] <= self._h]
         if among is not None:
             return among[self.ends[among] <= self.target[self.rep[among]]] if len(among) else among
         return self.on[self.ends[self.on] <= self.target[self.on_rep]]
@@ -252,9 +252,9 @@ class Decoding:
     def seconds_into(self, at: Ints, *, after: int = 0) -> Floats:
         """When, after the start of the window, the samples of these slots end, or others `after` tokens later; infinite for those
         that the window does not reach: where context shrinks its quadratic turns back behind it."""
-        if self._drain is not None:
+        if self._runout is not None:
             assert after == 0  # nothing takes their place
-            return self._drain.into[at]
+            return self._runout.into[at]
         r = self.rep[at]
         x = (self.ends[at] + after if after else self.ends[at]) - self.v[r]
         out: Floats = self.waited[r] + self.alpha[r] * x + self.beta[r] * x * x
@@ -309,13 +309,11 @@ class Decoding:
         self.spent[:, 0] += busy
         if self.pausing:
             self.spent[:, 2] += np.where(self.paused, self._h, 0.0)
-        if self._drain is not None:
-            self.decoded += self._drain.tokens(self.v)
-            self.drift, self.growth = (
-                np.zeros(len(self.lanes), dtype=np.int64),
-                self._ones,
-            )  # those that come are others
-            self._drain = None
+        if self._runout is not None:
+            self.decoded += self._runout.tokens(self.v)
+            self.drift = np.zeros(len(self.lanes), dtype=np.int64)  # those that come are others
+            self.growth = self._ones
+            self._runout = None
             return
         self.decoded += moved * (self.n + self._before_n) / 2
         self.drift = self.n - self._before_n

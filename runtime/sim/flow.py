@@ -10,13 +10,13 @@ from collections.abc import Callable
 import numpy as np
 
 from runtime.sim.decoding import INF, Decoding, Held, Lane
-from runtime.sim.draining import Drain
 from runtime.sim.drawing import draw
 from runtime.sim.figures import Books
 from runtime.sim.finishing import Finishing
 from runtime.sim.granting import Granting
 from runtime.sim.groups import Floats, GroupTable, Ints, Suspended
 from runtime.sim.rules import FlowRules, WeightsPath
+from runtime.sim.runout import RunOut
 from runtime.sim.speed import ReplicaSpeed, TrainerSpeed
 from runtime.sim.spreading import Spreading
 from runtime.sim.timeline import Timeline
@@ -155,10 +155,10 @@ class SimulatedFlow:
             h = min(left_s, longest_s(self.decoding, self.granting, self.rules, self.version))
             if h == INF:
                 return "waits"
-            drain = self._drain() if h < left_s else None
-            if drain is not None:
-                h = min(left_s, max(drain.last_s, 1e-9))
-            self._window(max(h, 0.0), drain)
+            runout = self._runout() if h < left_s else None
+            if runout is not None:
+                h = min(left_s, max(runout.last_s, 1e-9))
+            self._window(max(h, 0.0), runout)
             self._try_step()
             self._happen()
         return "steps" if self._over() else ""
@@ -179,27 +179,27 @@ class SimulatedFlow:
             look = next((t for t, *_ in self.finishing.complete[g - 1 :] if t > self.now_s), INF)
         return min(self.training.ends_s, self.weights.links.next_s(), look)
 
-    def _drain(self) -> Drain | None:
-        """The ends of all that runs, where nothing can begin before the next event and every engine has room."""
+    def _runout(self) -> RunOut | None:
+        """The ends of all that runs, where nothing can begin before the next event and every engine has room for what it holds."""
         if self.granting.waiting > 0:
             return None
-        drain = Drain(self.decoding)
-        return drain if drain.fits else None
+        runout = RunOut(self.decoding)
+        return runout if runout.fits else None
 
-    def _open(self, h: float, drain: Drain | None) -> None:
-        if drain is None:
+    def _open(self, h: float, runout: RunOut | None) -> None:
+        if runout is None:
             self.decoding.open_window(h, constant=is_fine(self.decoding))
         else:
-            self.decoding.open_drain(drain, h)
+            self.decoding.open_runout(runout, h)
 
-    def _window(self, h: float, drain: Drain | None = None) -> None:
+    def _window(self, h: float, runout: RunOut | None = None) -> None:
         d, began = self.decoding, self.now_s
         if d.lanes and h > 0:
-            self._open(h, drain)
-            shorter = self._until_step_s(began) if drain is not None or not is_fine(d) else INF
+            self._open(h, runout)
+            shorter = self._until_step_s(began) if runout is not None or not is_fine(d) else INF
             if shorter < h:
                 h = shorter
-                self._open(h, drain)
+                self._open(h, runout)
             self.books.running_area += d.running * h
             at = d.ended()
             while len(at):
@@ -216,7 +216,7 @@ class SimulatedFlow:
         self.books.pass_time(h, self.training.state)
         if self.timeline is not None:
             self.finishing.settle()
-            draw(self.timeline, d, self.finishing, self.books, began, self.now_s, drain)
+            draw(self.timeline, d, self.finishing, self.books, began, self.now_s, runout)
 
     def _until_step_s(self, began_s: float) -> float:
         """Seconds from the start of the window that is open to the soonest end of a step that is not under way yet: new

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
-class Drain:
+class RunOut:
     """From where the replicas are now. `into`: seconds to the end of the sample in each slot; infinite where none ends."""
 
     def __init__(self, d: "Decoding") -> None:

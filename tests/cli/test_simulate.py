@@ -51,7 +51,7 @@ def test_lengths_of_its_own(lengths: str, mean: float, capsys: pytest.CaptureFix
 
 
 def test_a_calibration_counts_as_in_a_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The trainer's kinds train at a fifth of 3,000 tokens/s: prediction and simulation are as much slower."""
+    """Where every kind trains at a fifth of its speed, the prediction is slower, and the simulation follows it."""
     from planner.calibration import Calibration, EngineRate, KindTables, Provenance, TrainerRate, encode
 
     def kind(name: str, train: float) -> KindTables:

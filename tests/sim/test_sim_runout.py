@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.sim.decoding import Decoding, Lane
-from runtime.sim.draining import Drain
+from runtime.sim.runout import RunOut
 from runtime.sim.speed import ReplicaSpeed
 
 Sample = tuple[int, int]  # tokens of its prompt, tokens to sample
@@ -74,10 +74,10 @@ def test_all_ends_at_once_are_the_ends_one_after_the_other(
         else:
             ends = one_after_the_other(samples, speed_of(9, kv_s), slow, stall)
             expected[d.begin[i] : d.begin[i] + len(samples)] = ends
-    drain = Drain(d)
-    assert drain.into == pytest.approx(expected)
+    runout = RunOut(d)
+    assert runout.into == pytest.approx(expected)
     last_s = max(expected[expected < math.inf], default=-math.inf)
-    assert drain.last_s == pytest.approx(last_s)
+    assert runout.last_s == pytest.approx(last_s)
     if last_s < 0:
         return
 
@@ -86,7 +86,7 @@ def test_all_ends_at_once_are_the_ends_one_after_the_other(
         if until <= now:
             continue
         running = d.running
-        d.open_drain(Drain(d), until - now)
+        d.open_runout(RunOut(d), until - now)
         at, into = d.ended(), d.seconds_into(d.ended())
         ended[at] = now + into
         d.note_ends(at, into)
@@ -106,5 +106,5 @@ def test_where_kv_would_run_full_it_does_not_fit() -> None:
     """Two samples of 10 tokens' prompt, one to end after 5 tokens, the other after 20: most is held as the first ends, 30, or
     as the second does, 30; together with a third, of 20 tokens, which ends after one, it is 43."""
     for samples, most in (([(10, 5), (10, 20)], 30), ([(10, 5), (10, 20), (20, 1)], 43)):
-        assert Drain(decoding_of([samples], [speed_of(3, 1e-6, most)])).fits
-        assert not Drain(decoding_of([samples], [speed_of(3, 1e-6, most - 1)])).fits
+        assert RunOut(decoding_of([samples], [speed_of(3, 1e-6, most)])).fits
+        assert not RunOut(decoding_of([samples], [speed_of(3, 1e-6, most - 1)])).fits
