@@ -6,6 +6,7 @@ Started by the warden in vLLM's place (`bench_rollout`): what is left is the way
 import os
 from typing import Any
 
+from runtime.rl.engine.vllm_host.figures import PlainSteps
 from runtime.rl.engine.vllm_host.main import run
 from runtime.rl.engine.vllm_host.rows import Row
 from runtime.rl.engine.vllm_host.wire import Message
@@ -71,7 +72,8 @@ class ScriptedCore:
 
     def level(self) -> Message:
         running = min(self._slots, len(self._left))
-        return {"running": running, "waiting": len(self._left) - running, "kv_used": 0.25, "prefilled": self._prefilled}
+        queue = {"running": running, "waiting": len(self._left) - running, "kv_used": 0.25}
+        return {**queue, "prefilled": self._prefilled, **PlainSteps().told()}
 
 
 if __name__ == "__main__":

@@ -116,6 +116,9 @@ class EngineStats:
     update_pause_s: float | None = None  # of the last update: how long nothing was decoded
     update_receive_s: float | None = None  # of the last direct one: from the trainer's "go" to all checksums
     update_bytes: int = 0  # of the last direct one
+    plain_steps: int = 0  # of an engine that tells them apart: steps that only decoded, since the process started
+    plain_step_s: float = 0.0  # they took together
+    plain_host_s: float = 0.0  # processor time of the thread that made them
 
 
 @record

@@ -150,6 +150,15 @@ def fed(price: float, *, slots: int = 8) -> Admission:
     return admission
 
 
+def test_steps_that_may_carry_an_admission_are_not_plain() -> None:
+    admission = Admission(slots=4, batched_tokens=100, hold=False)
+    assert admission.stepped(1.0, 1)
+    admission.add(Waiting(0, [1] * 250, 1))
+    assert len(admission.take(1)) == 1
+    plain = [admission.stepped(1.0, 2) for _ in range(6)]
+    assert plain == [False] * 5 + [True], "250 tokens take three steps, and two more may be under way"
+
+
 def test_waits_until_idle_slots_cost_as_much() -> None:
     """A price of 2 steps, 6 running, 2 waiting: a quarter of a step is lost a step, so they wait for eight."""
     admission = fed(2.0)

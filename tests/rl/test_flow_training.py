@@ -12,8 +12,17 @@ from planner.record import replace
 from runtime.errors import RefusedError
 from runtime.rl.ledger import audit
 from runtime.rl.rewards.items import RewardResult
-from runtime.rl.types import Applied, ChannelOffer, CheckpointMark, RunLimits, SampleId, TrainerHello, WeightsRef
-from tests.rl.flow_desk import Desk, whole
+from runtime.rl.types import (
+    Applied,
+    ChannelOffer,
+    CheckpointMark,
+    EngineStats,
+    RunLimits,
+    SampleId,
+    TrainerHello,
+    WeightsRef,
+)
+from tests.rl.flow_desk import SLOTS, Desk, whole
 
 
 @pytest.fixture
@@ -86,6 +95,24 @@ def test_money_per_token_follows_the_rate(desk: Desk) -> None:
     row = json.loads((desk.folder / "metrics.jsonl").read_text().splitlines()[1])
     assert row["trained_tokens_per_s"] == pytest.approx(8 / 2.0)
     assert row["usd_per_mtok"] == pytest.approx(3.6 / 3600 / 4.0 * 1e6)
+
+
+def test_a_step_tells_the_plain_steps_of_the_engines_meanwhile(desk: Desk) -> None:
+    def told(steps: int, seconds: float, host_s: float) -> EngineStats:
+        return EngineStats(slots=SLOTS, plain_steps=steps, plain_step_s=seconds, plain_host_s=host_s)
+
+    desk.start()
+    desk.exchange(stats=told(1000, 99.0, 99.0))  # before flow knew it
+    leases = desk.exchange(stats=told(1010, 99.08, 99.05)).leases
+    leases = desk.exchange(stats=told(1020, 99.20, 99.11), appends=tuple(whole(x, 0) for x in leases)).leases
+    desk.answer()
+    desk.train(0)
+    desk.exchange(stats=told(1024, 99.22, 99.13), appends=tuple(whole(x, 0) for x in leases))
+    desk.answer()
+    desk.train(1)
+    first, second = (json.loads(line) for line in (desk.folder / "metrics.jsonl").read_text().splitlines())
+    assert (first["engine_step_s"], first["engine_host_s"]) == (pytest.approx(0.01), pytest.approx(0.0055))
+    assert (second["engine_step_s"], second["engine_host_s"]) == (pytest.approx(0.005), pytest.approx(0.005))
 
 
 def test_applied_twice_is_applied_once_and_another_batch_is_refused(desk: Desk) -> None:

@@ -96,6 +96,7 @@ def test_tokens_keep_the_version_of_the_weights_that_made_them(engine: VllmEngin
         assert [a.finished for a in appends if a.finished] == ["length"]
     assert engine.stats().decoded_tokens == 36
     assert engine.stats().updates == 3
+    assert engine.stats().plain_step_s == 0.5 * engine.stats().plain_steps > engine.stats().plain_host_s > 0
 
 
 def test_keep_goes_on_where_it_was() -> None:

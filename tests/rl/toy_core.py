@@ -89,6 +89,9 @@ class ToyCore:
             "kv_used": 0.25,
             "prefilled": self._prefilled,
             "steps": self.steps,
+            "plain_steps": self.steps,
+            "plain_step_s": 0.5 * self.steps,
+            "plain_host_s": 0.25 * self.steps,
         }
 
     def _trouble(self, mark: int) -> None:

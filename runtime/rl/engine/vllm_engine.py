@@ -88,6 +88,9 @@ class VllmEngine:
             update_pause_s=self._update.pause_s,
             update_receive_s=self._update.receive_s,
             update_bytes=self._update.bytes,
+            plain_steps=self._level["plain_steps"],
+            plain_step_s=self._level["plain_step_s"],
+            plain_host_s=self._level["plain_host_s"],
         )
 
     def limit(self, slots: int | None) -> None:

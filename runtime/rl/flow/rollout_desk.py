@@ -53,6 +53,8 @@ class RolloutDesk:
             return self._again(replica, request)
         if replica.synced and request.seq > replica.seq + 1:
             return Exchange(reply=self._reply(replica, request, (), ack=replica.seq))
+        if replica.synced:  # what it did before this flow saw it belongs to no step of ours
+            state.spent.engine(replica.stats, request.stats)
         replica.observe(request, now_s)
         self._verify(replica)
         tokens = sum(len(a.tokens) for a in request.appends)

@@ -76,12 +76,13 @@ class Admission:
             return self._steps >= FIRST_HOLD
         return self._idle >= self._price.steps and not self._price.looks
 
-    def stepped(self, seconds: float, running: int) -> None:
-        """A step took so long, with `running` requests beside those that wait."""
+    def stepped(self, seconds: float, running: int) -> bool:
+        """A step took so long, with `running` requests beside those that wait. Whether it was a plain one."""
         self._steps += 1
-        self._price.stepped(seconds)
+        plain = self._price.stepped(seconds)
         idle = max(0, min(len(self._waiting), self._slots - running))
         self._idle += idle / max(1, running + idle)
+        return plain
 
     def forget_cycle(self) -> None:
         """Something else than steps comes between: what was seen last tells nothing."""
@@ -120,16 +121,17 @@ class AdmissionPrice:
         self._before_s, self._after_s, self._carrying_s = tuple(self._plain_s), [], []
         self._tokens = tokens if beside else None
 
-    def stepped(self, seconds: float) -> None:
-        """A step took so long."""
+    def stepped(self, seconds: float) -> bool:
+        """A step took so long. Whether it was plain: it can carry no admission."""
         if self._carries:
             self._carries -= 1
             self._carrying_s.append(seconds)
-            return
+            return False
         self._plain_s.append(seconds)
         self._after_s.append(seconds)
         if len(self._after_s) >= BESIDE:
             self._conclude()
+        return True
 
     def forget(self) -> None:
         """The admission that is looked at, and the plain steps before it."""

@@ -17,7 +17,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from runtime.errors import ConfigError, WeightsError
 from runtime.rl.engine.vllm_host.admission import Admission, Waiting
-from runtime.rl.engine.vllm_host.figures import scheduler_level
+from runtime.rl.engine.vllm_host.figures import PlainSteps, scheduler_level
 from runtime.rl.engine.vllm_host.memory import card_memory
 from runtime.rl.engine.vllm_host.model_folder import expected_shapes, write_folder
 from runtime.rl.engine.vllm_host.requests import requests_of
@@ -50,6 +50,7 @@ class VllmCore:
         self._open: set[int] = set()  # those that wait for admission too
         self._admission = Admission(slots=spec["slots"], batched_tokens=spec["batched_tokens"], hold=spec["hold"])
         self._prefilled = 0
+        self._plain = PlainSteps()
         self._warm_up()
 
     @property
@@ -91,9 +92,11 @@ class VllmCore:
         for request in self._admission.take(self._given()):
             self._requests.add(request.key, request.tokens, request.max_tokens, self._salt)
             self._prefilled += len(request.tokens) - 1
-        running, began = self._given(), time.perf_counter()
+        running, began, host_began = self._given(), time.perf_counter(), time.thread_time()
         rows = self._step()
-        self._admission.stepped(time.perf_counter() - began, running)
+        seconds = time.perf_counter() - began
+        if self._admission.stepped(seconds, running):
+            self._plain.add(seconds, time.thread_time() - host_began)
         return rows
 
     def _given(self) -> int:
@@ -174,8 +177,8 @@ class VllmCore:
             self._llm.wake_up()
 
     def level(self) -> Message:
-        """Queue and KV cache now, prompt tokens since the start."""
-        return {**scheduler_level(self._inner.scheduler), "prefilled": self._prefilled}
+        """Queue and KV cache now, prompt tokens and plain steps since the start."""
+        return {**scheduler_level(self._inner.scheduler), "prefilled": self._prefilled, **self._plain.told()}
 
     def _warm_up(self) -> None:
         """A token with its logprob: what compiles at the first request is paid here, and an engine that cannot generate
@@ -186,7 +189,7 @@ class VllmCore:
             tokens += sum(len(t) for _, t, _, _ in self.step())
         if tokens != 2:
             raise RuntimeError(f"the engine sampled {tokens} tokens, expected 2")
-        self._prefilled = 0
+        self._prefilled, self._plain = 0, PlainSteps()
 
     def _drain(self) -> list[Row]:
         """Stop scheduling and take what is under way. Where a release cannot pause, nothing is taken: requests that are

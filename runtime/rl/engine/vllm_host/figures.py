@@ -1,11 +1,28 @@
 """Queue and KV cache of vLLM's scheduler, under the names that its releases have given them. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 KV_USED = ("kv_cache_usage", "gpu_cache_usage", "gpu_cache_usage_perc", "kv_cache_usage_perc")
 RUNNING = ("num_running_reqs", "num_requests_running")
 WAITING = ("num_waiting_reqs", "num_requests_waiting")
+
+
+@dataclass
+class PlainSteps:
+    """Steps that only decode, counted since the start: the rest of a step's seconds is what the host waited for the card."""
+
+    count: int = 0
+    seconds: float = 0.0
+    host_s: float = 0.0  # processor time of the thread that steps
+
+    def add(self, seconds: float, host_s: float) -> None:
+        self.count, self.seconds, self.host_s = self.count + 1, self.seconds + seconds, self.host_s + host_s
+
+    def told(self) -> dict[str, Any]:
+        """Under the names of `EngineStats`."""
+        return {"plain_steps": self.count, "plain_step_s": self.seconds, "plain_host_s": self.host_s}
 
 
 def scheduler_level(scheduler: Any) -> dict[str, Any]:
