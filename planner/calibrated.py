@@ -214,8 +214,8 @@ def _reached(problem: Problem, kind: DeviceKind, tables: KindTables, engine: str
     of them have as many layers and micro-batches: whether it is one of a layer, a micro-batch or a step they do not say.
     """
     kind = replace(
-        kind, decode_floor_s=0.0, prefill_efficiency=1.0, recompute_efficiency=1.0, train_floor_s=0.0, train_fixed_s=0.0,
-        checkpoint_s=0.0,
+        kind, decode_floor_s=0.0, prefill_efficiency=1.0, prefill_sample_s=0.0, recompute_efficiency=1.0, recompute_sample_s=0.0,
+        slots_used=1.0, train_floor_s=0.0, train_fixed_s=0.0, checkpoint_s=0.0,
     )  # fmt: skip
     own = own_rates(problem, tables, engine)
     kind = updated_like(kind, own.updates)

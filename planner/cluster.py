@@ -38,6 +38,9 @@ class DeviceKind:
         1.0  # of prefill beside what `rollout_efficiency` says of whole steps; 1: not calibrated
     )
     recompute_efficiency: float = 1.0  # of prefixes computed anew after an update, beside those two; 1: not calibrated
+    prefill_sample_s: float = 0.0  # what a sample that begins costs those who decode beyond its tokens' prefill
+    recompute_sample_s: float = 0.0  # what one whose prefix is computed anew costs beyond that
+    slots_used: float = 1.0  # share of a replica's samples that decode: the others wait to be let in together
     swap_s: float | None = None  # for which new weights stop a replica, their way over links apart; None: not measured
     train_floor_s: float = 0.0  # what a layer of one micro-batch costs a training step on top of its kernels
     train_fixed_s: float = 0.0  # what a training step costs whatever its batch
@@ -107,6 +110,7 @@ class DeviceKind:
             rollout_efficiency=self.rollout_efficiency,
             prefill_efficiency=self.prefill_efficiency,
             recompute_efficiency=self.recompute_efficiency,
+            slots_used=self.slots_used,
             card_share=self.card_share,
         )
         _positive(f"kind {self.name!r}", swap_s=self.swap_s)
@@ -114,7 +118,11 @@ class DeviceKind:
             raise InvalidInput(
                 f"kind {self.name!r}.price_usd_per_h is negative", got=self.price_usd_per_h, expected=">= 0"
             )
-        for field in ("launch_s", "decode_floor_s", "train_floor_s", "train_fixed_s", "checkpoint_s"):
+        if self.slots_used > 1:
+            raise InvalidInput(f"kind {self.name!r}.slots_used is above 1", got=self.slots_used, expected="at most 1")
+        for field in (
+            "launch_s", "decode_floor_s", "prefill_sample_s", "recompute_sample_s", "train_floor_s", "train_fixed_s", "checkpoint_s",
+        ):  # fmt: skip
             if getattr(self, field) < 0:
                 raise InvalidInput(f"kind {self.name!r}.{field} is negative", got=getattr(self, field), expected=">= 0")
 

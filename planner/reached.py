@@ -86,6 +86,7 @@ def modelled_step_s(problem: Problem, kind: DeviceKind, model: ModelSpec, rate: 
 def decoded_like(problem: Problem, kind: DeviceKind, rates: Sequence[EngineRate]) -> DeviceKind:
     """The kind with floor and efficiency of the engine's decode steps, its prefill and its recomputation."""
     layers = problem.model.layers
+    kind = replace(kind, slots_used=_slots_used(rates))
     kind = replace(kind, decode_floor_s=0.0, prefill_efficiency=1.0, recompute_efficiency=1.0, rollout_efficiency=1.0)
     if context_of(problem).rates.curves(kind) is None:
         kind = replace(kind, launch_s=0.0)  # without curves the launches of a step are what the floor is fitted to
@@ -104,18 +105,34 @@ def decoded_like(problem: Problem, kind: DeviceKind, rates: Sequence[EngineRate]
         felt = prefill_felt(ctx, shape) if rate.phase == "prefill" else 1.0
         return felt * slowness * prefill_s(ctx, shape, sequences * rate.context, sequences * rate.context**2)
 
-    def reached(found: Sequence[float], beside: float = 1.0) -> float:
-        # What is bounded is how far the measured seconds may be from the model's, whatever another factor makes of them.
-        if not found:
-            return 1.0
-        return min(MOST_PREFILL, max(LEAST_PREFILL, beside * statistics.median(found))) / beside
-
-    prefill = [modelled_s(r, 1) * r.tokens_per_s / r.context for r in rates if r.phase == "prefill"]
-    kind = replace(kind, prefill_efficiency=reached(prefill))
+    prefill = [(modelled_s(r, 1), r.context / r.tokens_per_s) for r in rates if r.phase == "prefill"]
+    efficiency, more_s = _beyond(prefill)
+    kind = replace(kind, prefill_efficiency=efficiency, prefill_sample_s=more_s / slowness)
     again = [
-        modelled_s(r, r.running) * r.tokens_per_s / (r.running * r.context) for r in rates if r.phase == "recompute"
+        (modelled_s(r, r.running) / r.running, r.context / r.tokens_per_s) for r in rates if r.phase == "recompute"
     ]
-    return replace(kind, recompute_efficiency=reached(again, kind.prefill_efficiency))
+    efficiency, more_s = _beyond(again, kind.prefill_efficiency)
+    return replace(kind, recompute_efficiency=efficiency, recompute_sample_s=more_s / slowness)
+
+
+def _beyond(samples: Sequence[tuple[float, float]], beside: float = 1.0) -> tuple[float, float]:
+    """(efficiency, seconds a sample on top) from (modelled, measured) seconds of a sample: what is slower than its tokens is the
+    sample's, so that tokens which another of its group has computed spare no more than themselves; what is faster is all tokens'.
+    `beside`: an efficiency in the modelled seconds; what is bounded is how far the measured ones may be from those without."""
+    if not samples:
+        return 1.0, 0.0
+    ratio = statistics.median(measured / modelled for modelled, measured in samples)
+    ratio = min(beside / LEAST_PREFILL, max(beside / MOST_PREFILL, ratio))
+    if ratio <= 1:
+        return 1 / ratio, 0.0
+    return 1.0, (ratio - 1) * statistics.median(modelled for modelled, _ in samples)
+
+
+def _slots_used(rates: Sequence[EngineRate]) -> float:
+    """As it was with the most samples; where no rate tells it, as if none waited."""
+    told = [(r.held, r.running) for r in rates if r.phase == "decode" and r.held is not None]
+    held, running = max(told, default=(1, 1))
+    return min(1.0, running / held)
 
 
 def updated_like(kind: DeviceKind, rates: Sequence[UpdateTime]) -> DeviceKind:

@@ -136,11 +136,12 @@ class EngineRate:
     model: str
     params: int  # of the model
     tp: int
-    running: int  # samples decoded (or prompts prefilled) at once
+    running: int  # samples decoded (or prompts prefilled) at once, in the mean
     context: int  # mean tokens of context while it ran (prefill: of a prompt; recompute: of a prefix)
     tokens_per_s: float
     pp: int = 1
     engine: str = "torch"  # "torch", "vllm", or "vllm-eager" without CUDA graphs
+    held: int | None = None  # samples it had: those beyond `running` waited to be let in; None: not told
 
     def __post_init__(self) -> None:
         _checked(self)

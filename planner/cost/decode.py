@@ -26,13 +26,13 @@ class ReplicaShape:
 class Level:
     """A replica at one concurrency."""
 
-    running: int  # samples decoded at once
+    running: int  # samples it has at once
     rate_tokens_per_s: float  # sampled tokens, prefill of new samples included
     tau_s: float  # mean generation time of a sample
     recompute_s: float  # recomputing the prefixes of running samples once
 
 
-def decode_step_s(ctx: Context, shape: ReplicaShape, running: int) -> float:
+def decode_step_s(ctx: Context, shape: ReplicaShape, running: float) -> float:
     """Seconds for one more token of every running sample, through all stages of the pipeline.
 
     Where the user measured the engine with this model and shape, scaled so that the measured rates come out.
@@ -47,7 +47,7 @@ def _modelled(ctx: Context, shape: ReplicaShape, point: EngineRate) -> float:
     return point.running / _step_s(there, shape, point.running)
 
 
-def _step_s(ctx: Context, shape: ReplicaShape, running: int) -> float:
+def _step_s(ctx: Context, shape: ReplicaShape, running: float) -> float:
     model, m, kind = ctx.model, ctx.m, ctx.kind(shape.kind)
     devices = shape.devices
     batch = max(1.0, running / shape.pp)  # the stages work on different parts of the batch
@@ -102,20 +102,31 @@ def prefill_felt(ctx: Context, shape: ReplicaShape) -> float:
     return ctx.a.prefill_share if ctx.rates.curves(ctx.kind(shape.kind)) is not None else 1.0
 
 
-def replica_level(ctx: Context, shape: ReplicaShape, running: int) -> Level:
-    """What a replica does with `running` samples at once."""
+def begin_s(ctx: Context, shape: ReplicaShape) -> float:
+    """Seconds of decoding that a sample's beginning costs the others: the prefill of what its group has not computed yet, and what
+    an engine needs for it besides (a step outside the CUDA graph, the host's work on a request)."""
     m, kind, shared = ctx.m, ctx.kind(shape.kind), ctx.shared
-    step = decode_step_s(ctx, shape, running) / kind.rollout_efficiency
-    # A sample that ends is replaced: its prompt's prefill stops the others, once a response.
     found, found2 = shared.each_spared * shared.tokens, shared.each_spared * shared.tokens2
-    start = prefill_s(ctx, shape, m.prompt - found, m.prompt2 - found2) / kind.rollout_efficiency
-    token_s = step + prefill_felt(ctx, shape) * running * start / m.response
+    tokens_s = prefill_felt(ctx, shape) * prefill_s(ctx, shape, m.prompt - found, m.prompt2 - found2)
+    return (tokens_s + kind.prefill_sample_s) / kind.rollout_efficiency
+
+
+def replica_level(ctx: Context, shape: ReplicaShape, running: int) -> Level:
+    """What a replica does that has `running` samples at once, `slots_used` of which decode while the others wait to be let in."""
+    m, kind, shared = ctx.m, ctx.kind(shape.kind), ctx.shared
+    decoding = running * kind.slots_used
+    step = decode_step_s(ctx, shape, decoding) / kind.rollout_efficiency
+    # A sample that ends is replaced: its beginning stops the others, once a response.
+    token_s = step + decoding * begin_s(ctx, shape) / m.response
     held, held2 = (
-        running * m.context - shared.spared_tokens(running),
-        running * m.context2 - shared.spared_tokens2(running),
+        decoding * m.context - shared.spared_tokens(decoding),
+        decoding * m.context2 - shared.spared_tokens2(decoding),
     )
-    again = prefill_s(ctx, shape, held, held2) / kind.rollout_efficiency / kind.recompute_efficiency
-    return Level(running=running, rate_tokens_per_s=running / token_s, tau_s=m.response * token_s, recompute_s=again)
+    again = prefill_s(ctx, shape, held, held2) / kind.recompute_efficiency + decoding * kind.recompute_sample_s
+    tau_s = m.response * token_s / kind.slots_used
+    return Level(
+        running=running, rate_tokens_per_s=decoding / token_s, tau_s=tau_s, recompute_s=again / kind.rollout_efficiency
+    )
 
 
 def concurrency_grid(limit: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 import functools
 
 from planner.cluster import Cluster, DeviceKind
-from planner.cost.decode import ReplicaShape, decode_step_s, prefill_felt, prefill_s
+from planner.cost.decode import ReplicaShape, begin_s, decode_step_s
 from planner.cost.model import CostModel
 from planner.cost.network import Spread, local_link
 from planner.cost.training import StageShape, TrainerShape
@@ -24,6 +24,7 @@ class CostedWork:
         self._cost, self._plan = CostModel(problem), plan
         # Replicas are alike and batches whole numbers: of a large fleet's blocks nearly all were asked before.
         self._step_s = functools.cache(functools.partial(decode_step_s, self._cost.context))
+        self._begin_s = functools.cache(functools.partial(begin_s, self._cost.context))
 
     def decode(self, kind: str, devices: int, work: Work) -> Modelled | None:
         """Seconds of these decode steps at their mean batch, and of prefilling what was prefilled."""
@@ -31,18 +32,21 @@ class CostedWork:
         if kind not in ctx.cluster.kinds or not work.steps:
             return None
         shape = ReplicaShape(kind=kind, tp=devices)
-        running = work.tokens / work.steps
-        seconds = work.steps * self._step_s(shape, max(1, round(running)))
-        reached = ctx.kind(
-            kind
-        ).rollout_efficiency  # of a calibration: a plan predicts with it, so a factor must not repeat it
-        if work.prefill_tokens:
-            # Recomputed prefixes and prompts together: each as long as a running sample's context, on average.
-            length = ctx.m.context2 / ctx.m.context
-            seconds += prefill_felt(ctx, shape) * prefill_s(
-                ctx, shape, work.prefill_tokens, work.prefill_tokens * length
-            )
-        return Modelled(seconds=seconds / reached, tokens_per_s=work.tokens / seconds * reached)
+        seconds = work.steps * self._step_s(shape, max(1, round(work.tokens / work.steps)))
+        # Of a calibration: a plan predicts with it, so a factor must not repeat it.
+        seconds /= ctx.kind(kind).rollout_efficiency
+        seconds += self._prefilled_s(shape, work)
+        return Modelled(seconds=seconds, tokens_per_s=work.tokens / seconds)
+
+    def _prefilled_s(self, shape: ReplicaShape, work: Work) -> float:
+        """Of the samples that began, as many as these tokens come from, and of prefixes that were computed anew, which is what else
+        was prefilled: both as the plan counts them."""
+        ctx = self._cost.context
+        m, used = ctx.m, ctx.kind(shape.kind).slots_used
+        begun = min(work.tokens / m.response, work.prefill_tokens / m.prompt)
+        again = (work.prefill_tokens - begun * m.prompt) / m.context
+        has = max(1, round(work.tokens / work.steps / used))
+        return begun * self._begin_s(shape) + again * self._cost.level(shape, has).recompute_s / (has * used)
 
     def train(self, devices: tuple[str, ...], work: Work) -> Modelled | None:
         """Seconds of these steps as the plan in force lays them out, in proportion to their tokens."""

@@ -232,7 +232,7 @@ def run_engine_rates(
                 plain = steady(drive(engine, one, OneGeneration(first), seconds=each, should_stop=stop))
                 if stop() or plain is None:
                     return found.all()
-                found.decoded(plain, prompt, prompts=running == most)
+                found.decoded(plain, running, prompt, prompts=running == most)
             assert plain is not None, "there is a level"
             one_card = trainer_device is None or trainer_device == device
             with published(config, source, first, Path(made), plain, seconds=2 * each, one_card=one_card) as weights:
@@ -266,9 +266,9 @@ class _Found:
     def all(self) -> EngineFound:
         return EngineFound(engine=tuple(self._rates), updates=tuple(self._updates))
 
-    def decoded(self, plain: Steady, prompt: int, *, prompts: bool) -> None:
+    def decoded(self, plain: Steady, held: int, prompt: int, *, prompts: bool) -> None:
         running = max(1, round(plain.running))
-        self._rate("decode", running, max(1, round(plain.context)), plain.running / plain.step_s)
+        self._rate("decode", running, max(1, round(plain.context)), plain.running / plain.step_s, held)
         if prompts and plain.prefill_s > 0:
             self._rate("prefill", running, prompt, 1 / plain.prefill_s)
 
@@ -283,7 +283,7 @@ class _Found:
             running, prefix = max(1, round(done.samples)), max(1, round(done.prefix))
             self._rate("recompute", running, prefix, 1 / done.recompute_s)
 
-    def _rate(self, phase: Phase, running: int, context: int, tokens_per_s: float) -> None:
+    def _rate(self, phase: Phase, running: int, context: int, tokens_per_s: float, held: int | None = None) -> None:
         self._rates.append(
             EngineRate(
                 phase=phase,
@@ -294,6 +294,7 @@ class _Found:
                 context=context,
                 tokens_per_s=tokens_per_s,
                 engine=self._engine,
+                held=held,
             )
         )
 

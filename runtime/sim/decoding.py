@@ -342,7 +342,7 @@ class Decoding:
         self.version[i] = version
 
     def recompute_s(self, i: int) -> float:
-        """Seconds to prefill the prefixes of all that runs on replica i again, what samples share once."""
+        """Seconds to prefill the prefixes of all that decode on replica i again, what samples share once."""
         mine = slice(int(self.begin[i]), int(self.begin[i + 1]))
         on = np.isfinite(self.ends[mine])
         if not on.any():
@@ -350,7 +350,9 @@ class Decoding:
         contexts, twice = (self.before[mine] + self.v[i] - self.starts[mine])[on], self.spared(i)
         p0, p1, p2 = self.prefill[:, i]
         seconds = p0 + p1 * (contexts.sum() - twice.sum()) + p2 * ((contexts**2).sum() - (twice**2).sum())
-        return float(seconds * self.slow[i] / self.lanes[i].speed.recompute_efficiency)
+        speed = self.lanes[i].speed
+        seconds = seconds / speed.recompute_efficiency + on.sum() * speed.recompute_sample_s
+        return float(seconds * self.slow[i] * speed.slots_used)
 
     def spared(self, i: int) -> Floats:
         """Tokens of KV that running samples of replica i need not have for themselves: all but the first of each group."""

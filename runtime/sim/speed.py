@@ -1,7 +1,8 @@
 """How fast replicas and trainer are, as tables made once from the planner's cost model.
 
 A decode step of n running samples takes `base_s[n] + kv_s[n] * (tokens of context of all of them)`: the cost model's
-attention time is linear in the context, everything else does not depend on it. So a replica whose running samples all
+attention time is linear in the context, everything else does not depend on it. Where an engine lets samples wait before they
+decode (`DeviceKind.slots_used`), all that it has grow at the pace of the mean one. So a replica whose running samples all
 grow by one token a step needs seconds that are a quadratic of the tokens gained, and no token is ever stepped.
 """
 
@@ -22,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ReplicaSpeed:
-    """One replica shape. Tables have `slots + 1` entries, indexed by the number of running samples."""
+    """One replica shape. Tables have `slots + 1` entries, indexed by the number of samples it has."""
 
     slots: int
     base_s: Floats  # seconds of one decode step with empty contexts
@@ -30,6 +31,8 @@ class ReplicaSpeed:
     kv_tokens: float  # tokens of context that fit
     prefill: tuple[float, float, float] = (0.0, 0.0, 0.0)  # seconds of a prefill: p0 + p1 tokens + p2 tokens^2
     recompute_efficiency: float = 1.0  # of prefixes computed anew after an update, beside that
+    recompute_sample_s: float = 0.0  # what each such sample costs on top
+    slots_used: float = 1.0  # share of the samples that decode; in base_s and kv_s already
 
     def __post_init__(self) -> None:
         if self.slots < 1 or len(self.base_s) != self.slots + 1 or len(self.kv_s) != self.slots + 1:
@@ -45,22 +48,26 @@ def replica_speed(ctx: Context, shape: ReplicaShape, slots: int) -> ReplicaSpeed
     empty = replace(ctx, m=replace(ctx.m, context=0.0))
     filled = ctx.m.context if ctx.m.context > 0 else 1.0
     there = replace(ctx, m=replace(ctx.m, context=filled))
+    used = ctx.kind(shape.kind).slots_used
     ns = range(1, slots + 1)
-    base = np.array([0.0] + [decode_step_s(empty, shape, n) for n in ns])
-    full = np.array([0.0] + [decode_step_s(there, shape, n) for n in ns])
+    base = np.array([0.0] + [decode_step_s(empty, shape, n * used) / used for n in ns])
+    full = np.array([0.0] + [decode_step_s(there, shape, n * used) / used for n in ns])
     kv = np.zeros(slots + 1)
     kv[1:] = (full[1:] - base[1:]) / (np.arange(1, slots + 1) * filled)
-    p0 = prefill_s(ctx, shape, 0.0, 0.0)
-    p1, p2 = prefill_s(ctx, shape, 1.0, 0.0) - p0, prefill_s(ctx, shape, 0.0, 1.0) - p0
+    kind, none = ctx.kind(shape.kind), prefill_s(ctx, shape, 0.0, 0.0)
+    p1, p2 = prefill_s(ctx, shape, 1.0, 0.0) - none, prefill_s(ctx, shape, 0.0, 1.0) - none
+    p0 = none + kind.prefill_sample_s
     each = replica_kv_bytes_per_token(ctx.model, shape.tp, shape.pp)
-    reached = ctx.kind(shape.kind).rollout_efficiency  # divides whole steps and prefills, as in `replica_level`
+    reached = kind.rollout_efficiency  # divides whole steps and prefills, as in `replica_level`
     return ReplicaSpeed(
         slots=slots,
         base_s=base / reached,
         kv_s=kv / reached,
         kv_tokens=replica_kv_capacity_bytes(ctx, shape.kind, shape.tp, shape.pp) / each,
         prefill=(p0 / reached, p1 / reached, p2 / reached),
-        recompute_efficiency=ctx.kind(shape.kind).recompute_efficiency,
+        recompute_efficiency=kind.recompute_efficiency,
+        recompute_sample_s=kind.recompute_sample_s / reached,
+        slots_used=used,
     )
 
 

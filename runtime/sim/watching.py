@@ -118,7 +118,8 @@ def _replicas(flow: SimulatedFlow, placed: Mapping[str, Placement]) -> tuple[Rep
             continue
         i = flow.numbers[name]
         busy_s, steps, tokens, version, running = seen[i]
-        work = Work(busy_s=busy_s, steps=int(steps), tokens=int(tokens))
+        # Of n samples n * slots_used take a token in a step, so there were more steps than tokens of a sample.
+        work = Work(busy_s=busy_s, steps=int(steps / d.lanes[i].speed.slots_used), tokens=int(tokens))
         found.append(
             ReplicaSeen(
                 id=name, epoch=1, devices=p.devices, phase="serving", version=version, digest=None, running=running,
