@@ -4,6 +4,8 @@ import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import planner
 from planner.cost.decode import ReplicaShape
@@ -45,6 +47,43 @@ def test_decoding_at_a_level_is_predicted_as_the_plan_predicts_it() -> None:
     assert found.tokens_per_s == pytest.approx(level.rate_tokens_per_s, rel=0.01)
     assert found.seconds == pytest.approx(tokens / level.rate_tokens_per_s, rel=0.01)
     assert CostedWork(problem, None).decode("unheard-of", 1, Work(steps=1, tokens=1)) is None
+
+
+@given(
+    used=st.floats(0.5, 1.0),
+    slow=st.floats(0.3, 3.0),
+    samples_s=st.tuples(st.floats(0, 0.05), st.floats(0, 0.05)),
+    updates=st.integers(0, 5),
+    block=st.sampled_from([None, 4]),
+)
+def test_work_is_counted_as_the_plan_counts_it_whatever_a_calibration_says(
+    used: float, slow: float, samples_s: tuple[float, float], updates: int, block: int | None
+) -> None:
+    """A replica that has as many samples as the plan gives it, for a while in which they take new weights so many times."""
+    begins_s, again_s = samples_s
+    figures = {
+        "slots_used": used,
+        "rollout_efficiency": slow,
+        "prefill_sample_s": begins_s,
+        "recompute_sample_s": again_s,
+    }
+    problem = problem_of("local")
+    kinds = {n: replace(k, **figures) for n, k in problem.cluster.kinds.items()}  # type: ignore[arg-type]
+    problem = replace(
+        problem,
+        cluster=replace(problem.cluster, kinds=kinds),
+        capabilities=replace(problem.capabilities, rollout_prefix_block=block),
+    )
+    cost = CostModel(problem)
+    level, m = cost.level(ReplicaShape(kind="wide", tp=1), 40), cost.moments
+    steps = 10_000
+    tokens = round(40 * used * steps)
+    prefill = tokens / m.response * m.prompt + updates * 40 * used * m.context
+    work = Work(steps=steps, tokens=tokens, prefill_tokens=round(prefill))
+    found = CostedWork(problem, None).decode("wide", 1, work)
+    assert found is not None
+    # Work tells whole samples of a step.
+    assert found.seconds == pytest.approx(tokens / level.rate_tokens_per_s + updates * level.recompute_s, rel=0.03)
 
 
 def test_training_is_predicted_as_the_plan_lays_it_out() -> None:

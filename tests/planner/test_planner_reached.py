@@ -13,7 +13,8 @@ from planner.calibrated import calibrated
 from planner.calibration import Calibration, EngineRate, KindTables, Provenance, TrainerRate, UpdateTime, decode, encode
 from planner.catalogue import CATALOGUE
 from planner.cluster import Cluster, Device, Link
-from planner.cost.decode import ReplicaShape
+from planner.cost.context import context_of
+from planner.cost.decode import ReplicaShape, begin_s, prefill_felt, prefill_s, replica_level
 from planner.cost.model import CostModel
 from planner.cost.network import Spread
 from planner.cost.training import StageShape, TrainerShape
@@ -181,6 +182,46 @@ def test_prefixes_are_computed_anew_as_fast_as_measured(efficiency: float, prefi
     level = cost.level(ReplicaShape(kind="H200", tp=1), 64)
     assert cost.moments.context == 200
     assert level.recompute_s == pytest.approx(64 * 200 / again, rel=0.02)
+
+
+SHAPE = ReplicaShape(kind="H200", tp=1)
+DECODE = EngineRate(phase="decode", model="own", params=on_card().model.params, tp=1, running=64, context=204,
+                    tokens_per_s=8000.0, engine="vllm")  # fmt: skip
+
+
+@given(st.floats(1e4, 1e8))
+def test_a_prompt_that_a_group_shares_spares_its_tokens_and_nothing_else(tokens_per_s: float) -> None:
+    """Prompts of 130 tokens: seven of eight samples find 128 of them. Measured were prompts that nobody shares; what they cost
+    beyond the tokens' own seconds every sample costs."""
+    problem = on_card()
+    problem = replace(problem, capabilities=replace(problem.capabilities, rollout_prefix_block=16))
+    told = measured(DECODE, replace(DECODE, phase="prefill", context=130, tokens_per_s=tokens_per_s))
+    ctx = context_of(calibrated(problem, told, "vllm"))
+    kind = ctx.kind("H200")
+
+    def modelled_s(tokens: float, tokens2: float) -> float:
+        return prefill_felt(ctx, SHAPE) * prefill_s(ctx, SHAPE, tokens, tokens2) / kind.rollout_efficiency
+
+    spared_s = modelled_s(130, 130**2) - modelled_s(130 - 112, 130**2 - 7 / 8 * 128**2)
+    assert begin_s(ctx, SHAPE) == pytest.approx(130 / tokens_per_s - spared_s, rel=1e-6)
+    assert kind.prefill_sample_s == 0 or kind.prefill_efficiency == 1
+
+
+def test_samples_that_wait_to_be_let_in_take_no_tokens() -> None:
+    """222 of 256 decoded when it was measured; at half as many it is assumed to be the same share."""
+    problem = on_card()
+    points = [replace(DECODE, running=n, held=h, tokens_per_s=n / 0.005) for n, h in ((15, 16), (58, 64), (222, 256))]
+    told = measured(*points)
+    assert decode(encode(told)) == told
+    ctx = context_of(calibrated(problem, told, "vllm"))
+    assert ctx.kind("H200").slots_used == 222 / 256
+    before = context_of(calibrated(problem, measured(*(replace(p, held=None) for p in points)), "vllm"))
+    assert before.kind("H200").slots_used == 1
+    level, free = replica_level(ctx, SHAPE, 256), replica_level(before, SHAPE, 222)
+    assert level.running == 256
+    assert level.rate_tokens_per_s == pytest.approx(free.rate_tokens_per_s)
+    assert level.tau_s == pytest.approx(256 * 150 / level.rate_tokens_per_s), "Little's law"
+    assert level.recompute_s == pytest.approx(free.recompute_s)
 
 
 def test_updates_stop_replicas_as_long_as_was_measured() -> None:

@@ -111,7 +111,7 @@ def test_the_runs_engine_is_measured_at_its_batches_and_with_new_weights_as_the_
     all of it but the last."""
     found = run_engine_rates(small(path=path), CPU, seconds=2.0, quick=True, stop=never, folder=tmp_path)
     decode = [r for r in found.engine if r.phase == "decode"]
-    assert [r.running for r in decode] == [2, 8]
+    assert [(r.running, r.held) for r in decode] == [(2, 2), (8, 8)]
     assert all(11 <= r.context <= 15 for r in decode)
     (update,) = found.updates
     spec = load_model_spec(small().model.path)
