@@ -11,6 +11,7 @@ Part = Literal[
     "run_trainer", "run_engine", "run_beside",
 ]  # fmt: skip
 
+OWN: tuple[Part, ...] = ("run_trainer", "run_engine", "run_beside")
 Shape = tuple[int, ...]
 
 # Seconds of one point, warm-up included, and of what an item needs before its first point.
@@ -24,7 +25,12 @@ PACED_S, QUICK_PACED_S = 12.0, 5.0  # of one kind: three batches, prefill and th
 # a CPU, where three trainers and an engine are made.
 RUN_TRAINER_S, QUICK_RUN_TRAINER_S = 20.0, 8.0
 RUN_ENGINE_S, QUICK_RUN_ENGINE_S = 10.0, 6.0
-COMPILE_S, CPU_START_S = 25.0, 4.0
+COMPILE_S, CPU_START_S = 40.0, 4.0
+# And a parameter, on a GPU: three trainers made on the host and two checkpoints written (one of 0.5B, 6 GB, took 8 to 12 s on one
+# disk); an engine's weights made and read.
+TRAINER_PARAM_S, ENGINE_PARAM_S = 6e-8, 2e-8
+LIMIT_S = 170.0  # what is not begun by then is left out: a node takes less than three minutes, unless a run's own model is large
+QUICK_LIMIT_S = 60.0
 AGAIN_S = 10.0  # the trainer built anew where both share a card: it compiles while the engine comes up
 ENGINE_START_S = {"torch": 2.0, "vllm": 85.0, "vllm-eager": 75.0}
 
@@ -139,6 +145,13 @@ def expected_s(items: tuple[Item, ...]) -> float:
     return sum(i.seconds for i in items)
 
 
+def limit_s(items: tuple[Item, ...], order: Order) -> float:
+    """Seconds after which no item is begun. A run's own model gets what it takes, since plans rest on it."""
+    if order.quick:
+        return QUICK_LIMIT_S
+    return max(LIMIT_S, sum(i.seconds for i in items if i.part in OWN))
+
+
 def _points(count: int, order: Order) -> float:
     return START_S + count * (QUICK_POINT_S if order.quick else POINT_S)
 
@@ -217,6 +230,7 @@ def _run(run: OwnRun, machine: Machine, names: tuple[str, ...], cards: dict[str,
     start = ENGINE_START_S[run.engine] if gpu or run.engine != "torch" else CPU_START_S
     trainer_s = QUICK_RUN_TRAINER_S if order.quick else RUN_TRAINER_S
     engine_s = QUICK_RUN_ENGINE_S if order.quick else RUN_ENGINE_S
+    trainer_more_s, engine_more_s = (run.params * s if gpu else 0.0 for s in (TRAINER_PARAM_S, ENGINE_PARAM_S))
     out: list[Item] = []
     for kind in names:
         first = cards.get(kind, 0)
@@ -228,15 +242,18 @@ def _run(run: OwnRun, machine: Machine, names: tuple[str, ...], cards: dict[str,
             return Item(part=part, kind=name, card=card, model=run.model, what=what, seconds=seconds)
 
         if trained and (parts > 1 or not gpu):
-            seconds = start + trainer_s + engine_s + (AGAIN_S if gpu else 3 * CPU_START_S)
+            seconds = (
+                start + trainer_s + engine_s + (AGAIN_S + trainer_more_s + engine_more_s if gpu else 3 * CPU_START_S)
+            )
             who = f"trainer and engine beside each other, {run.engine}"
             out.append(item("run_beside", who, first, seconds, part_name(kind, parts)))
             continue
         if parts > 1:
             continue  # an optimiser that does not fit a part: nothing runs there
         if trained:
-            out.append(item("run_trainer", "trainer", first, COMPILE_S + trainer_s))
-        out.append(item("run_engine", f"engine, {run.engine}", (alike or [0])[-1], start + engine_s))
+            out.append(item("run_trainer", "trainer", first, COMPILE_S + trainer_s + trainer_more_s))
+        last = (alike or [0])[-1]
+        out.append(item("run_engine", f"engine, {run.engine}", last, start + engine_s + engine_more_s))
     return out
 
 

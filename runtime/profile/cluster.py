@@ -12,8 +12,8 @@ from planner.calibration import KindTables, LinkPoint
 from planner.record import record, replace
 from runtime.backends.ray import cluster as ray_cluster
 from runtime.backends.ray.per_node import Node, NodeAnswer, nodes, run_on
-from runtime.profile.agenda import Order, Part
-from runtime.profile.measure import LIMIT_S, QUICK_LIMIT_S, Measured, Progress
+from runtime.profile.agenda import LIMIT_S, QUICK_LIMIT_S, Order, Part
+from runtime.profile.measure import Measured, Progress
 from runtime.profile.node import Told, measured_of
 
 GRACE_S = 45.0  # beyond a node's own limit: its last item ends, processes start

@@ -28,10 +28,10 @@ from runtime.config.load import load_config
 from runtime.config.problem import DEFAULT_LINK, HOST_CPU, engine_name, kind_from_config, problem_from_config
 from runtime.config.schema import Config
 from runtime.errors import DeadlineError, RunError
-from runtime.profile.agenda import Machine, Order, OwnRun, agenda
+from runtime.profile.agenda import Machine, Order, OwnRun, agenda, limit_s
 from runtime.profile.cluster import GRACE_S, NodeOutcome, profile_cluster
 from runtime.profile.find import this_machine
-from runtime.profile.measure import LIMIT_S, QUICK_LIMIT_S, Progress, measure
+from runtime.profile.measure import Progress, measure
 from runtime.profile.scratch import remove_scratch
 from runtime.profile.summary import kind_summary, merged_tables
 
@@ -201,8 +201,9 @@ def _here(  # noqa: PLR0917 - the parts of one call
     if dry_run:
         items = tuple(dataclasses.asdict(i) for i in agenda(machine, order))
         return NodeOutcome(node=machine.host, measured=None, items=items)
-    limit_s = (QUICK_LIMIT_S if order.quick else LIMIT_S) + GRACE_S
-    watchdog = threading.Timer(limit_s, _give_up, (tell, limit_s, folder))  # a kernel that hangs cannot be interrupted
+    until_s = limit_s(agenda(machine, order), order)
+    until_s += max(GRACE_S, until_s / 2)  # what a large model takes is known roughly
+    watchdog = threading.Timer(until_s, _give_up, (tell, until_s, folder))  # a kernel that hangs cannot be interrupted
     watchdog.daemon = True
     watchdog.start()
     try:
@@ -220,12 +221,12 @@ def _here(  # noqa: PLR0917 - the parts of one call
     return NodeOutcome(node=machine.host, measured=done)
 
 
-def _give_up(tell: Teller, limit_s: float, folder: Path | None) -> None:
+def _give_up(tell: Teller, until_s: float, folder: Path | None) -> None:
     """End a profile that does not."""
     tell.done()
     if folder is not None:
         remove_scratch(folder)
-    sys.stderr.write(f"error: not done within {limit_s:.0f} s; last: {tell.last}\n")
+    sys.stderr.write(f"error: not done within {until_s:.0f} s; last: {tell.last}\n")
     sys.stderr.flush()
     os._exit(DeadlineError.exit_code)
 

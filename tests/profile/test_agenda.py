@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.record import replace
-from runtime.profile.agenda import Card, Machine, Order, OwnRun, agenda, expected_s
-from runtime.profile.measure import LIMIT_S, QUICK_LIMIT_S
+from runtime.profile.agenda import LIMIT_S, QUICK_LIMIT_S, Card, Machine, Order, OwnRun, agenda, expected_s, limit_s
 
 
 def cards(*kinds: str, memory_bytes: float = 80e9) -> tuple[Card, ...]:
@@ -79,6 +78,21 @@ def test_a_run_on_a_cpu_is_measured_as_the_kind_that_its_configuration_names() -
     items = agenda(MACHINES["cpu"], Order(quick=True, run=replace(OWN, engine="torch", cpu_kind="cpu")))
     assert [(i.part, i.kind) for i in items if i.part.startswith("run_")] == [("run_beside", "cpu")]
     assert expected_s(items) < QUICK_LIMIT_S
+
+
+@given(st.floats(1e7, 4e9), st.booleans())
+def test_a_runs_own_model_gets_the_time_that_it_takes(params: float, quick: bool) -> None:
+    """A large one is made thrice on the host and its checkpoints are written: 1.5B does not fit in three minutes."""
+    two = Machine(host="h", cards=cards("H200", "H200"), cores=16)
+    order = Order(quick=quick, run=replace(OWN, engine="vllm", params=params))
+    items = agenda(two, order)
+    if quick:
+        assert limit_s(items, order) == QUICK_LIMIT_S
+        return
+    assert limit_s(items, order) >= max(LIMIT_S, expected_s(items[:2]))
+    assert (limit_s(items, order) > LIMIT_S) == (expected_s(items[:2]) > LIMIT_S)
+    if params > 1.5e9:
+        assert limit_s(items, order) > 1.5 * LIMIT_S
 
 
 def test_a_model_whose_optimiser_does_not_fit_is_not_trained() -> None:

@@ -24,7 +24,7 @@ _SAID = (2, 3, 4, 5, 6, 130)  # exit codes with which the child has told what an
     + "\n\nGPUs that are free are measured; without any the CPU, and the paced devices of CONFIG (a file or the name of "
     "a shipped one; default: local). With a CONFIG of GPUs or CPUs the model, engine and trainer of its run are measured on this "
     "machine, so that plans predict its steps. With HEXCTL_RAY_ADDRESS set every node of that Ray cluster is measured. Less than "
-    "three minutes a node; Ctrl-C writes nothing."
+    "three minutes a node, more with a large model (--dry-run says); Ctrl-C writes nothing."
 )
 @click.argument("config", metavar="[CONFIG]", required=False)
 @click.option("--quick", is_flag=True, help="Fewer points and less time for each: under a minute.")
