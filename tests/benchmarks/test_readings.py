@@ -11,9 +11,17 @@ import pytest
 from benchmarks import predicted_training as formula
 from benchmarks.bench_weights import goal_s
 from benchmarks.compare_trl import LAST, rows_of, summary
+from planner import Feasible, solve
+from planner.calibration import decode
+from planner.cost.model import CostModel
+from planner.model import load_model_spec
+from planner.record import replace
+from runtime.config.load import load_config
+from runtime.config.problem import cluster_from_config, problem_from_config
 
 READINGS = Path(__file__).parent / "readings"
-PAGE = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "gpu.md").read_text()
 ETA = 4
 LONG_RUN: dict[str, Any] = {"file": "trainer-h200", "gpus": 1, "shape": "1.5b", "length": 8192}
 UNDISTURBED = 112  # steps before the first kill
@@ -250,3 +258,103 @@ def test_the_engines_fast_and_slow_seconds_are_told_as_read() -> None:
     assert max(s["kv_used_most"] for s in seconds) < 0.05
     price = statistics.median(s["price_steps"] for s in seconds)
     assert f"({price:.1f} plain steps there)" in PAGE
+
+
+def reckoned_step_s(cards: int, calibration: str, read: dict[str, Any]) -> float:
+    """What the cost model of today says of that run's step: its calibration, its lengths, 256 samples on the replica."""
+    shape = ROOT / "configs" / "models" / "smollm2-135m.json"
+    changed = {
+        "model.source": "shape",
+        "model.path": str(shape),
+        "fleet.source": "declared",
+        "fleet.devices": f'[{{kind="H200", count={cards}}}]',
+        "lengths.prompt_mean": str(read["prompt_mean"]),
+        "lengths.response_mean": str(read["response_mean"]),
+    }
+    file = ROOT / "configs" / f"smollm2-gsm8k-gpus-{cards}.toml"
+    config = load_config(file, overrides=changed, check_files=False).config
+    known = decode((READINGS / calibration).read_text())
+    problem = problem_from_config(config, cluster_from_config(config), load_model_spec(shape), calibration=known)
+    found = solve(problem)
+    assert isinstance(found, Feasible)
+    placed = [replace(p, max_running=256) if p.role == "rollout" else p for p in found.plan.placements]
+    scored = CostModel(problem).evaluate(replace(found.plan, placements=tuple(placed)))
+    assert scored is not None
+    return scored.prediction.step_s
+
+
+@pytest.mark.parametrize(
+    ("cards", "calibration", "run", "off"),
+    [
+        (2, "calibration-2xh200.json", "again-2xh200", 0.01),
+        (1, "calibration-1xh200.json", "1xh200", 0.10),
+        (1, "calibration-beside-1xh200.json", "beside-1xh200", 0.12),
+        (1, "calibration-beside-1xh200.json", "slow-1xh200", 0.12),
+    ],
+)
+def test_still_runs_reckoned_again_are_told_as_they_come_out(
+    cards: int, calibration: str, run: str, off: float
+) -> None:
+    read = json.loads((READINGS / f"predicted-{run}.json").read_text())
+    again, measured = reckoned_step_s(cards, calibration, read), read["step_s"]
+    assert abs(again / measured - 1) <= off
+    told = f"{again / measured - 1:+.1%}".replace("%", " %")
+    assert f"| {read['at_lengths']['step_s']:.3f} s | {again:.3f} s | {measured:.3f} s | {told} |" in PAGE
+
+
+def test_the_step_with_all_counted_is_told_beside_its_prediction() -> None:
+    read = json.loads((READINGS / "predicted-again-2xh200.json").read_text())
+    steps = [json.loads(line) for line in (READINGS / "again-smollm2-2xh200.jsonl").read_text().splitlines()]
+    times = [r["time_unix_s"] for r in steps]
+    assert (times[169] - times[41]) / 128 == pytest.approx(read["step_s"], abs=1e-3)
+    assert (read["steps"], read["periods"], f"{read['factors']['H200 rollout']:.2f}") == (128, 4, "1.01")
+    assert_told(read, ", all counted")
+
+
+def test_the_engines_thread_never_waits_for_a_processor() -> None:
+    steps = [json.loads(line) for line in (READINGS / "again-smollm2-2xh200.jsonl").read_text().splitlines()][12:]
+    plain, host = ([r[k] * 1e3 for r in steps if k in r] for k in ("engine_step_s", "engine_host_s"))
+    assert f"took {statistics.fmean(plain):.1f} ms in the mean" in PAGE
+    tenths = statistics.quantiles(plain, n=10)
+    assert f"{tenths[0]:.1f} ms in the fastest tenth of the steps and more than {tenths[-1]:.1f} ms" in PAGE
+    assert f"{statistics.fmean(host):.1f} ms of that is processor time" in PAGE
+    seconds = [json.loads(line) for line in (READINGS / "host-seconds-2xh200.jsonl").read_text().splitlines()]
+    ran = statistics.fmean(s["engine_run_s"] / s["span_s"] for s in seconds)
+    assert f"{ran:.1%}".replace("%", " %") in PAGE
+    assert sum(s["engine_wait_s"] for s in seconds) < 2e-3
+    assert f"in {len(seconds)} s" in PAGE
+    stolen = statistics.fmean(s["steal_jiffies"] / 100 / 32 / s["span_s"] for s in seconds)
+    assert f"{stolen:.1%} was stolen".replace("%", " %") in PAGE
+
+
+def test_the_run_on_two_cards_disturbed_again_is_told_as_read() -> None:
+    read = json.loads((READINGS / "live-again-smollm2-2xh200.json").read_text())
+    names = {
+        "kill_rollout": "kill -9 of vLLM's engine",
+        "kill_train": "kill -9 of the trainer",
+        "kill_daemon": "kill -9 of the daemon",
+        "swap": "the two GPUs swap roles",
+        "swap_back": "and swap back",
+    }
+    for key, name in names.items():
+        digits = 1 if key == "kill_daemon" else 0
+        service_s, steps_s = read[f"{key}_in_service_s"], read[f"{key}_two_steps_s"]
+        assert f"| {name}, again | {service_s:.{digits}f} s | {steps_s:.{digits}f} s |" in PAGE
+        assert read[f"{key}_identity_holds"]
+    step_s, tokens_per_s = read_steps("live-again-smollm2-2xh200.jsonl")
+    assert f"took {step_s:.2f} s, {round(tokens_per_s, -3):,.0f} trained" in PAGE.replace("\n", " ")
+    steps = [json.loads(line) for line in (READINGS / "live-again-smollm2-2xh200.jsonl").read_text().splitlines()]
+    assert max(r["staleness_max"] for r in steps) == ETA
+    assert steps[-1]["step"] == 74
+    made = [r["step"] for r in steps]
+    assert sorted({n for n in made if made.count(n) > 1}) == list(range(32, 44))
+    assert f"{read['daemon_core_share_a_device']:.2%} of a core".replace("%", " %") in PAGE
+    assert f"flow {read['flow_core_share_a_device']:.1%}".replace("%", " %") in PAGE
+
+
+def test_two_ranks_over_nccl_do_what_one_does() -> None:
+    read = json.loads((READINGS / "ranks-2xh200.json").read_text())
+    for one, two, loss, norm in zip(read["one"], read["several"], (1e-8, 5e-5), (3e-5, 4e-4), strict=True):
+        assert abs(one["loss"] - two["loss"]) / abs(one["loss"]) == pytest.approx(loss, rel=3)
+        assert abs(one["grad_norm"] / two["grad_norm"] - 1) == pytest.approx(norm, rel=0.2)
+        assert abs(one["loss"] - two["loss"]) < 1e-4 * abs(one["loss"])
