@@ -114,6 +114,9 @@ def test_a_run_generates_with_vllm_and_outlives_its_replica(run: LiveRun) -> Non
     assert journal_disagreements(run.info.paths.ledger, eta=2) == []
     metrics = run.metrics()
     assert max(m["staleness_max"] for m in metrics) <= 2
+    plain = [m for m in metrics if "engine_step_s" in m]
+    assert plain, "of ten steps of a sample some only decode"
+    assert all(0 < m["engine_host_s"] <= 1.1 * m["engine_step_s"] < 60 for m in plain)
     if 'path = "direct"' in (run.folder / "vllm.toml").read_text():
         assert any(m.get("direct_members") for m in metrics), "weights went straight to the engine"
     # float32 on both sides: engine and trainer agree on every token that the same weights sampled and trained

@@ -40,7 +40,7 @@ def _kind_lines(document: Mapping[str, Any]) -> list[str]:
         for k in document["kinds"]
     ]  # fmt: skip
     rates = [
-        (k["kind"], e["model"], f"{e['phase']} at {number(e['running'])}", number(e["tokens_per_s"]))
+        (k["kind"], e["model"], _generating(e), number(e["tokens_per_s"]))
         for k in document["kinds"]
         for e in k["engine"]
     ]
@@ -86,6 +86,13 @@ def _met(m: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def _generating(rate: Mapping[str, Any]) -> str:
+    """What was generated, with how many samples at once, and of how many where some waited."""
+    held = rate.get("held")
+    of = f" of {number(held)}" if held is not None and held > rate["running"] else ""
+    return f"{rate['phase']} at {number(rate['running'])}{of}"
 
 
 def _training(rate: Mapping[str, Any]) -> str:
