@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export HYPOTHESIS_PROFILE ?= dev
 # Small matrices lose on many threads, and the tests share the machine with Ray.
+JOBS ?= 2
+COMPUTES := $(addprefix tests/,config core planner policy sim)
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 
 .PHONY: help setup up demo test accept lint types fix snap bench validate papers docs clean
@@ -27,8 +29,9 @@ up: setup ## set up, start a run on this machine and open the dashboard
 demo: setup ## a headless minute of the default run, with its figures
 	$(BIN)/hexctl daemon configs/local.toml --for 60s
 
-test: setup ## the suite
-	$(TEST_ENV) $(BIN)/python -m pytest
+test: setup ## the suite: what only computes side by side, then what has processes, sockets and clocks of its own
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(COMPUTES)
+	$(TEST_ENV) $(BIN)/python -m pytest $(addprefix --ignore=,$(COMPUTES))
 
 accept: setup ## what is too long for CI: five seeds, five-minute runs, the pretrained model
 	$(TEST_ENV) $(BIN)/python -m pytest -m accept --timeout 3600

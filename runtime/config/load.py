@@ -322,6 +322,9 @@ def _error(path: Path, faults: list[_Fault]) -> ConfigError:
 
 
 def _short(value: object) -> object:
+    """What fits into a line. Of text both ends stay: a path's last part says more than its first."""
+    if isinstance(value, str):
+        return value if len(value) <= 80 else f"{value[:19]}…{value[-60:]}"
     text = repr(value)
     return value if len(text) <= 80 else text[:79] + "…"
 

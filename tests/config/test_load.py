@@ -104,6 +104,17 @@ def test_nonsense(folder: Path, case: tuple[int, str, str, str, int]) -> None:
     assert "pydantic" not in message
 
 
+def test_of_a_long_path_the_file_is_named(folder: Path) -> None:
+    """A checkout may lie deep: what is wrong is at the end of the path."""
+    deep = folder / ("a" * 60) / ("b" * 60)
+    deep.mkdir(parents=True)
+    path = deep / "run.toml"
+    path.write_text(GOOD.replace('path = "model"', 'path = "lost-model"'))
+    message = fails(path)
+    assert "bbb/lost-model'" in message
+    assert str(deep / "lost-model") not in message
+
+
 def test_all_faults_at_once_in_the_order_of_the_file(folder: Path) -> None:
     path = folder / "run.toml"
     path.write_text(
