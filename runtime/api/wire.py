@@ -47,6 +47,13 @@ class DeviceRow:
     drift_factor: float | None = None  # its measured over modelled speed against its peers'; null without a peer
     speed: float = 1.0  # share of its kind's speed that plans count with; below 1: it was found slow
 
+    @property
+    def against_model(self) -> float | None:
+        """Share by which it is faster (+) or slower (-) than the cost model says of the work that it did, or than the plan has it
+        while nothing was measured of it."""
+        expected = self.modelled_tokens_per_s or self.predicted_tokens_per_s
+        return None if self.tokens_per_s is None or not expected else self.tokens_per_s / expected - 1
+
 
 @record
 class CalibrationRow:

@@ -103,6 +103,17 @@ def test_a_row_says_what_is_known() -> None:
     assert "41 s" in text[4]
 
 
+def test_a_device_is_held_against_the_model_of_its_work_and_else_against_the_plan() -> None:
+    device = replace(
+        sample_snapshot().devices[1], tokens_per_s=900.0, modelled_tokens_per_s=1000.0, predicted_tokens_per_s=1200.0
+    )
+    assert device.against_model == pytest.approx(-0.1)
+    assert replace(device, modelled_tokens_per_s=None).against_model == pytest.approx(-0.25)
+    assert replace(device, modelled_tokens_per_s=None, predicted_tokens_per_s=None).against_model is None
+    assert replace(device, tokens_per_s=None).against_model is None
+    assert replace(device, tokens_per_s=0.0).against_model == -1
+
+
 NULLABLE = [f.name for f in dataclasses.fields(DeviceRow) if "None" in str(f.type)]
 
 
@@ -112,7 +123,8 @@ def test_each_missing_figure_is_a_dash_and_nothing_breaks(field: str) -> None:
     full = replace(s.devices[1], note="x")
     missing = replace(full, **{field: None})
     before, after = (_draw(replace(s, devices=(d, full)), 400)[0] for d in (full, missing))
-    if field in ("pid", "digest", "usd_per_h", "pinned", "slots", "memory_total_bytes", "modelled_tokens_per_s"):
+    shown_beside = ("pid", "digest", "usd_per_h", "pinned", "slots", "memory_total_bytes")
+    if field in (*shown_beside, "modelled_tokens_per_s", "predicted_tokens_per_s"):
         assert len(after) == len(before)  # not a column of its own
     else:
         assert after.count("—") > before.count("—"), after

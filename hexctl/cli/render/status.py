@@ -136,9 +136,6 @@ def gpus_text(s: Snapshot) -> str:
 
 
 def _row(d: DeviceRow) -> tuple[str, ...]:
-    against = None
-    if d.tokens_per_s is not None and d.predicted_tokens_per_s:
-        against = d.tokens_per_s / d.predicted_tokens_per_s - 1
     memory = DASH if d.memory_used_bytes is None else size(d.memory_used_bytes)
     if d.memory_used_bytes is not None and d.memory_total_bytes is not None:
         memory += f"/{size(d.memory_total_bytes)}"
@@ -151,7 +148,7 @@ def _row(d: DeviceRow) -> tuple[str, ...]:
         marks.append("paced")
     return (
         d.display, d.kind, d.role, d.status, d.replica or DASH, share(d.util_share), memory, number(d.power_w, 0, " W"),
-        number(d.temperature_c), number(d.tokens_per_s), DASH if against is None else f"{100 * against:+.0f} %",
+        number(d.temperature_c), number(d.tokens_per_s), DASH if d.against_model is None else f"{100 * d.against_model:+.0f} %",
         DASH if d.drift_factor is None else f"{100 * (d.drift_factor - 1):+.0f} %",
         DASH if d.usd_per_mtok is None else f"{d.usd_per_mtok:.2f}", number(d.version), duration(d.age_s), ", ".join(marks),
     )  # fmt: skip

@@ -63,7 +63,7 @@ class FleetRow:
     power_w: float | None
     temperature_c: float | None
     tokens_per_s: float | None
-    against_model: float | None  # share above (+) or below (-) the prediction
+    against_model: float | None  # share above (+) or below (-) what the cost model says of its work
     drift: float | None  # share above (+) or below (-) its peers
     usd_per_mtok: float | None
     running: int | None
@@ -93,9 +93,6 @@ def fleet_rows(s: Snapshot, ctx: Context, history: History) -> tuple[FleetRow, .
 
 def _row(d: DeviceRow, ctx: Context, history: History) -> FleetRow:
     age_s = None if d.age_s is None else d.age_s + ctx.elapsed_s
-    against = None
-    if d.tokens_per_s is not None and d.predicted_tokens_per_s:
-        against = d.tokens_per_s / d.predicted_tokens_per_s - 1
     return FleetRow(
         id=d.id,
         display=clean(d.display),
@@ -112,7 +109,7 @@ def _row(d: DeviceRow, ctx: Context, history: History) -> FleetRow:
         power_w=d.power_w,
         temperature_c=d.temperature_c,
         tokens_per_s=d.tokens_per_s,
-        against_model=against,
+        against_model=d.against_model,
         drift=None if d.drift_factor is None else d.drift_factor - 1,
         usd_per_mtok=d.usd_per_mtok,
         running=d.running,
