@@ -8,10 +8,10 @@ least squares of relative errors:
 
 Products are what `train_efficiency` divides. Two batches tell floor and efficiency of decoding apart. For a turn's three
 unknowns a batch of few samples, a whole one, and the whole one cut into more rows are enough; with one turn all is
-efficiency, which is right for turns like it. What the samples'
-prompts cost those who decode is one more rate: `prefill_efficiency`, beside what the efficiency of decode steps says; what their
-prefixes cost after an update is `recompute_efficiency`, beside those two. Checkpoints that were told apart are a share of the
-fixed part, by how often the run writes them.
+efficiency, which is right for turns like it. What a sample's prompt costs those who decode, and its prefix after an update, is
+beside that the modelled seconds of its tokens and a rest that is the sample's (`prefill_sample_s`, `recompute_sample_s`), or, where
+it took less than modelled, an efficiency (`prefill_efficiency`, `recompute_efficiency`). Checkpoints that were told apart are a
+share of the fixed part, by how often the run writes them.
 """
 
 import math

@@ -45,8 +45,8 @@ class CostedWork:
         m, used = ctx.m, ctx.kind(shape.kind).slots_used
         begun = min(work.tokens / m.response, work.prefill_tokens / m.prompt)
         again = (work.prefill_tokens - begun * m.prompt) / m.context
-        has = max(1, round(work.tokens / work.steps / used))
-        return begun * self._begin_s(shape) + again * self._cost.level(shape, has).recompute_s / (has * used)
+        held = max(1, round(work.tokens / work.steps / used))
+        return begun * self._begin_s(shape) + again * self._cost.level(shape, held).recompute_s / (held * used)
 
     def train(self, devices: tuple[str, ...], work: Work) -> Modelled | None:
         """Seconds of these steps as the plan in force lays them out, in proportion to their tokens."""

@@ -346,6 +346,11 @@ def test_the_run_on_two_cards_disturbed_again_is_told_as_read() -> None:
     steps = [json.loads(line) for line in (READINGS / "live-again-smollm2-2xh200.jsonl").read_text().splitlines()]
     assert max(r["staleness_max"] for r in steps) == ETA
     assert steps[-1]["step"] == 74
+    first, last = (statistics.fmean(r["reward_mean"] for r in part) for part in (steps[:10], steps[-10:]))
+    assert f"from {first:.3f} to {last:.3f} (first and last ten steps), engine" in PAGE
+    apart = statistics.fmean(r["engine_trainer_logprob_diff"] for r in steps if "engine_trainer_logprob_diff" in r)
+    most = max(r.get("engine_trainer_logprob_diff_max", 0.0) for r in steps)
+    assert f"apart by mean {apart:.3f}, largest {most:.2f}" in PAGE
     made = [r["step"] for r in steps]
     assert sorted({n for n in made if made.count(n) > 1}) == list(range(32, 44))
     assert f"{read['daemon_core_share_a_device']:.2%} of a core".replace("%", " %") in PAGE

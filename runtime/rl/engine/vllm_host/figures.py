@@ -11,7 +11,7 @@ WAITING = ("num_waiting_reqs", "num_requests_waiting")
 
 @dataclass
 class PlainSteps:
-    """Steps that only decode, counted since the start: the rest of a step's seconds is what the host waited for the card."""
+    """Steps that only decode, counted since the start. A wait for the card that spins is processor time too, one that sleeps is not."""
 
     count: int = 0
     seconds: float = 0.0
