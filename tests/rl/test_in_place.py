@@ -19,11 +19,11 @@ def as_if_on_a_gpu() -> InPlace:
 class Fused(nn.Module):
     """Loads as vLLM's models do: q and k into one parameter."""
 
-    def __init__(self, *, loads: str = "rightly") -> None:
+    def __init__(self, *, loads: str = "rightly", rows: int = 6) -> None:
         super().__init__()
         self.qk = nn.Parameter(torch.zeros(12, 4, dtype=torch.bfloat16))
         self.norm = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
-        self.head = nn.Parameter(torch.zeros(6, 4, dtype=torch.bfloat16))
+        self.head = nn.Parameter(torch.full((rows, 4), 5.0, dtype=torch.bfloat16))
         self.untouched = nn.Parameter(torch.full((3,), 7.0, dtype=torch.bfloat16))
         self._loads, self.calls = loads, 0
 
@@ -39,6 +39,12 @@ class Fused(nn.Module):
                 case "norm" if self._loads == "with arithmetic":
                     self.norm.data.copy_(tensor + 1)
                     self.norm.data.sub_(1)
+                case "head" if self._loads == "padded":  # as vLLM loads what has a row a token of the vocabulary
+                    self.head[: tensor.shape[0]].data.copy_(tensor)
+                    self.head[tensor.shape[0] :].data.fill_(0)
+                case "norm" if self._loads == "filled":
+                    self.norm.data.copy_(tensor)
+                    self.head.data[:1].fill_(1)
                 case "norm" if self._loads == "half" and self.calls > 1:
                     continue
                 case "norm" if self._loads == "raising" and self.calls > 1:
@@ -110,6 +116,37 @@ def test_a_model_that_only_copies_is_loaded_by_the_copies_alone() -> None:
     way.lay_in(model, given, reloading(model, given, reloads))
     assert holds(model, 6)
     assert len(reloads) == 1
+
+
+@pytest.mark.parametrize("rows", [6, 8])
+def test_zeros_beyond_a_vocabulary_are_no_reason_to_load(rows: int) -> None:
+    """With 6 rows nothing is filled, with 8 two are."""
+    model, way = Fused(loads="padded", rows=rows), as_if_on_a_gpu()
+    flat, reloads = torch.zeros(4096, dtype=torch.uint8), []
+
+    def reload() -> set[str]:
+        reloads.append(1)
+        return model.load_weights(iter(given.items()))
+
+    for version in range(4):
+        given = tensors(version, flat)
+        way.lay_in(model, given, reload)
+        assert torch.equal(model.head[:6], tensors(version)["head"])
+        assert torch.equal(model.head[6:], torch.zeros(rows - 6, 4, dtype=torch.bfloat16))
+    assert (way.way, len(reloads), model.calls) == ("copies", 1, 3), "one load by the reload, one tried, one seen"
+
+
+def test_a_model_that_writes_other_values_is_loaded_but_not_by_copies() -> None:
+    model, way, flat, reloads = Fused(loads="filled"), as_if_on_a_gpu(), torch.zeros(4096, dtype=torch.uint8), []
+
+    def reload() -> set[str]:
+        reloads.append(1)
+        return model.load_weights(iter(given.items()))
+
+    for version in range(3):
+        given = tensors(version, flat)
+        way.lay_in(model, given, reload)
+    assert (way.way, len(reloads)) == ("load", 1)
 
 
 @pytest.mark.parametrize("loads", ["half", "raising"])

@@ -137,11 +137,21 @@ def memory(card_gb: float, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_whole_card_leaves_room_for_the_second_buffer() -> None:
-    """269 MB of weights and 4 GiB: of 16 GB that is more than the 15 % left by the share, of 80 GB it is not."""
-    assert memory(80) == {"gpu_memory_utilization": 0.85}
+    """269 MB of weights and 4 GiB: of 16 GB that is more than the 15 % left by the share, of 40 GB it is not."""
+    assert memory(40) == {"gpu_memory_utilization": 0.85}
+    assert memory(80)["gpu_memory_utilization"] == 0.85
     assert memory(16)["gpu_memory_utilization"] == pytest.approx(1 - (0.269 + 4.295) / 16, abs=1e-3)
     assert memory(16, second_buffer=False) == {"gpu_memory_utilization": 0.85}
     assert memory(16, device="cpu") == {"gpu_memory_utilization": 0.85}
+
+
+def test_a_cache_that_no_slot_can_fill_is_not_taken() -> None:
+    """256 sequences of 600 tokens of 23,040 bytes are 3.5 GB: less than half of what 80 GB leave, more than half of what 11 GB do
+    (0.585 of it, by the second buffer's room, is 6.4 GB, less 4.6 GB)."""
+    assert memory(80, max_length=600)["kv_cache_memory_bytes"] == 256 * 600 * 23_040
+    assert memory(80, max_length=600)["gpu_memory_utilization"] == 0.85
+    assert memory(80, max_length=600, second_buffer=False)["kv_cache_memory_bytes"] == 256 * 600 * 23_040
+    assert "kv_cache_memory_bytes" not in memory(11, max_length=600)
 
 
 def test_on_a_part_the_kv_cache_is_told() -> None:

@@ -111,7 +111,11 @@ class _Copies:
 
 
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every copy while it is on, and whether anything else was written."""
+    """Notes every copy while it is on, and whether anything else was written.
+
+    Zeros are not noted: vLLM fills with them what pads a vocabulary, often nothing at all. They are there since the first load, no
+    copy writes to them, and a try begins with every loaded parameter zeroed.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -121,18 +125,27 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.copy_.default:
             self._pairs.append((args[0].detach(), args[1].detach()))
-        elif func._schema.is_mutable:
+        elif func._schema.is_mutable and not _zeros(func, args):
             self._other.append(str(func))
         return func(*args, **(kwargs or {}))
 
     def copies(self, source: int | None) -> _Copies | None:
         """What can be made again: nothing but copies, all out of the buffer at `source`, none in parts that change shape."""
         if self._other or source is None or not self._pairs:
+            logger.info("new weights are laid in by the model's own loading, which also does %s", self._other[:3])
             return None
         for to, given in self._pairs:
             if given.untyped_storage().data_ptr() != source or given.shape != to.shape:
+                logger.info("new weights are laid in by the model's own loading, which copies from elsewhere too")
                 return None
         return _Copies(source, self._pairs)
+
+
+def _zeros(func: Any, args: Any) -> bool:
+    """Whether this operation writes nothing but zeros, or nothing."""
+    if func is torch.ops.aten.zero_.default:
+        return True
+    return func is torch.ops.aten.fill_.Scalar and (args[1] == 0 or args[0].numel() == 0)
 
 
 def _sums(parameter: Tensor) -> tuple[int, int]:

@@ -9,25 +9,30 @@ from runtime.rl.engine.vllm_host.model_folder import expected_shapes
 
 # Of a card: what the driver and the engine use beyond its share, and the second buffer's slack.
 BESIDE_BYTES = 4 * 2**30
-PART_BESIDE_BYTES = 4 * 2**30  # of a part of a card beside weights and KV: activations, logits, graphs
+PART_BESIDE_BYTES = 4 * 2**30  # beside weights and KV: activations, logits, graphs; about
+FAR_SHARE = 0.5  # of what is left then: below it what the engine takes beside may be twice as much, and more
 LEAST_SHARE = 0.1
 
 
 def card_memory(spec: Mapping[str, Any], card_bytes: Callable[[], int]) -> dict[str, Any]:
     """Arguments of vLLM's: less than was asked for where the second buffer would not fit beside it.
 
-    On a part of a card the KV cache is told too: vLLM would find its size by what is used while it starts, and count what others
-    take there in that time as its own. ConfigError when weights and KV do not fit the part.
+    The KV cache is told where its slots, each at its longest, are far from filling the card: vLLM would take all there is, and goes
+    through every block of it whenever the prefix cache is given up, which is at every generation. On a part of a card it is always
+    told: vLLM would find its size by what is used while it starts, and count what others take there in that time as its own.
+    ConfigError when weights and KV do not fit the part.
     """
     share, part = float(spec["gpu_memory_share"]), float(spec["card_part"])
-    if spec["device"] == "cpu" or (part == 1 and not spec["second_buffer"]):
+    if spec["device"] == "cpu":
         return {"gpu_memory_utilization": share}
     mine, weights = part * card_bytes(), _weight_bytes(spec)
     if spec["second_buffer"]:
         share = min(share, max(LEAST_SHARE, 1 - (weights + BESIDE_BYTES) / mine))
-    if part == 1:
-        return {"gpu_memory_utilization": share}
     room = share * mine - weights - PART_BESIDE_BYTES
+    most = spec["slots"] * spec["max_length"] * _kv_bytes_a_token(spec)
+    if part == 1:
+        told = {"kv_cache_memory_bytes": int(most)} if most <= room * FAR_SHARE else {}
+        return {"gpu_memory_utilization": share, **told}
     if room <= 0:
         raise ConfigError(
             "the model does not fit the engine's part of the card",
@@ -35,8 +40,7 @@ def card_memory(spec: Mapping[str, Any], card_bytes: Callable[[], int]) -> dict[
             got=f"{mine / 1e9:.1f} GB for {weights / 1e9:.1f} GB of weights, the second buffer and KV",
             hint='use fewer parts or a smaller model, or weights.path = "store"',
         )
-    kv = min(room, spec["slots"] * spec["max_length"] * _kv_bytes_a_token(spec))
-    return {"gpu_memory_utilization": share * part, "kv_cache_memory_bytes": int(kv)}
+    return {"gpu_memory_utilization": share * part, "kv_cache_memory_bytes": int(min(room, most))}
 
 
 def _item_bytes(spec: Mapping[str, Any]) -> int:
