@@ -9,7 +9,7 @@ JOBS ?= 2
 COMPUTES := $(addprefix tests/,config core planner policy sim)
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 
-.PHONY: help setup up demo test accept lint types fix snap bench validate papers docs clean
+.PHONY: help setup up demo test accept gpu lint types fix snap bench validate papers docs clean
 .DEFAULT_GOAL := help
 
 help: ## list these words
@@ -35,6 +35,10 @@ test: setup ## the suite: what only computes side by side, then what has process
 
 accept: setup ## what is too long for CI: five seeds, five-minute runs, the pretrained model
 	$(TEST_ENV) $(BIN)/python -m pytest -m accept --timeout 3600
+
+gpu: setup ## what needs NVIDIA GPUs; the profile first, which leaves out a card that a test before it holds
+	$(BIN)/python -m pytest -m gpu tests/profile
+	$(BIN)/python -m pytest -m gpu --ignore=tests/profile
 
 lint: setup ## style, layers
 	$(BIN)/ruff check .

@@ -26,6 +26,9 @@ from runtime.rl.train.wire import Head, decode, encode
 
 CONTROL_S = 1800.0  # between two commands: rank 0 alone checks checkpoints, writes generations and waits for flow
 CLOSE_S = 5.0
+# NCCL's watchdog ends a process whose collective is over its deadline, and sleeps four times this before it does, a minute by
+# default, for records of the last collectives to be written.
+_END_SOON = ("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "500")
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +55,7 @@ class Gang:
         self.rank, self.world, self.shares = spec.rank, spec.world, spec.shares
         self.device = device
         _stay_local(spec.meeting)
+        os.environ.setdefault(*_END_SOON)
         store = meet(spec.meeting, rank=spec.rank, world=spec.world)
         timeout = timedelta(seconds=spec.collective_s)
         if device.type == "cuda":

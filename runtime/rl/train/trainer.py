@@ -66,7 +66,7 @@ class TorchTrainer:
         """`device` is the gang's where there is one. `write`, `host_bytes` and `disk_bytes`: the disk that checkpoints go to, what the
         host's memory has left, and what that disk has (tests give others)."""
         self._gang = gang
-        self._device = torch.device(device) if gang is None else gang.device
+        self._device = _numbered(torch.device(device)) if gang is None else gang.device
         self._model_dtype = next(model.parameters()).dtype
         if gang is not None:
             compute = agree_on_compiling(model.config, self._model_dtype, gang, compute)
@@ -322,6 +322,13 @@ class TorchTrainer:
                 raise WeightsError(
                     f"checkpoint tensor {name} does not fit the model", got=shapes[name], expected=str(fits)
                 )
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """The device with its number: "cuda" is the current card. Not all of torch takes it without."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:
