@@ -31,7 +31,10 @@ COMPILE_S, CPU_START_S = 40.0, 4.0
 TRAINER_PARAM_S, ENGINE_PARAM_S = 6e-8, 2e-8
 LIMIT_S = 170.0  # what is not begun by then is left out: a node takes less than three minutes, unless a run's own model is large
 QUICK_LIMIT_S = 60.0
-AGAIN_S = 10.0  # the trainer built anew where both share a card: it compiles while the engine comes up
+AGAIN_S, AGAIN_MAKES = (
+    10.0,
+    4 / 3,
+)  # the trainer made once more where both are at work; it compiles while the engine comes up
 ENGINE_START_S = {"torch": 2.0, "vllm": 85.0, "vllm-eager": 75.0}
 
 _GPU_GEMM: tuple[Shape, ...] = tuple(
@@ -223,8 +226,8 @@ def _engine(kind: str, card: int, models: tuple[str, ...], order: Order) -> list
 
 
 def _run(run: OwnRun, machine: Machine, names: tuple[str, ...], cards: dict[str, int], order: Order) -> list[Item]:
-    """The run's trainer and engine on each kind; on two cards of a kind each has its own, as in the run. Where they share a card or
-    the CPU both come as one item."""
+    """The run's trainer and engine on each kind. On two cards of a kind, on parts of one and on the CPU each works while the other is
+    measured, as in the run, and both are one item; on one whole card they come one after the other."""
     gpu = bool(machine.cards)
     parts = (run.parts or parts_by_default(len(machine.cards))) if gpu else 1
     start = ENGINE_START_S[run.engine] if gpu or run.engine != "torch" else CPU_START_S
@@ -241,10 +244,9 @@ def _run(run: OwnRun, machine: Machine, names: tuple[str, ...], cards: dict[str,
             what = f"the run's {who}, {run.model}"
             return Item(part=part, kind=name, card=card, model=run.model, what=what, seconds=seconds)
 
-        if trained and (parts > 1 or not gpu):
-            seconds = (
-                start + trainer_s + engine_s + (AGAIN_S + trainer_more_s + engine_more_s if gpu else 3 * CPU_START_S)
-            )
+        if trained and (parts > 1 or len(alike) > 1 or not gpu):
+            more_s = AGAIN_S + AGAIN_MAKES * trainer_more_s + engine_more_s if gpu else 3 * CPU_START_S
+            seconds = start + trainer_s + engine_s + more_s
             who = f"trainer and engine beside each other, {run.engine}"
             out.append(item("run_beside", who, first, seconds, part_name(kind, parts)))
             continue
@@ -252,8 +254,7 @@ def _run(run: OwnRun, machine: Machine, names: tuple[str, ...], cards: dict[str,
             continue  # an optimiser that does not fit a part: nothing runs there
         if trained:
             out.append(item("run_trainer", "trainer", first, COMPILE_S + trainer_s + trainer_more_s))
-        last = (alike or [0])[-1]
-        out.append(item("run_engine", f"engine, {run.engine}", last, start + engine_s + engine_more_s))
+        out.append(item("run_engine", f"engine, {run.engine}", first, start + engine_s + engine_more_s))
     return out
 
 

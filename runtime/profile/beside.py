@@ -1,11 +1,14 @@
-"""A run's engine and trainer on parts of one card, or on one machine's CPU: each measured while the other works, as in the run.
+"""A run's engine and trainer on two cards, on parts of one, or on one machine's CPU: each measured while the other works, as in the
+run.
 
 The trainer is measured in this process beside an engine that always has samples to decode. Then the engine is measured beside a
 trainer that begins a turn as often as the engine has made a batch, as it does where generation is the limit; where training is, it
 never waits, and what was measured of it beside a busy engine is on the cautious side.
 
 `python -m runtime.profile.beside CONFIG.json FOLDER TASK.json` is the engine's process: it works from its first token on, measures
-when a line comes, and ends with its standard input. It tells everything as lines of JSON.
+when a line comes, and ends with its standard input. It tells everything as lines of JSON. What it showed while the trainer was
+measured counts too: a small model waits for its host, and a machine that others share is not as fast all the time (seen: 5 ms a step
+and 8 ms for some ten seconds each), so a figure of two seconds says little of a run.
 """
 
 import contextlib
@@ -31,7 +34,7 @@ from runtime.config.schema import Config
 from runtime.errors import RunError
 from runtime.profile import own
 from runtime.profile.scratch import scratch_prefix
-from runtime.profile.steady import Course, OneGeneration, Turn, drive
+from runtime.profile.steady import Course, OneGeneration, Steady, Turn, drive, steady
 from runtime.profile.turns import WARM_TURNS
 from runtime.rl.types import WeightsRef
 
@@ -51,6 +54,7 @@ class EngineTask:
     quick: bool
     card: str = ""  # UUID of the GPU; "": the CPU
     parts: int = 1  # of the card
+    trainer_card: str = ""  # UUID of the trainer's GPU; "": the engine's
 
 
 def measured_beside(
@@ -129,7 +133,7 @@ def engine_at_work(config: Config, task: EngineTask, folder: Path) -> Iterator["
         file.write_text(config.model_dump_json())
         told.write_text(json.dumps(dataclasses.asdict(task)))
         command = [sys.executable, "-m", "runtime.profile.beside", str(file), made, str(told)]
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": task.card}
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(c for c in (task.card, task.trainer_card) if c)}
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
         )
@@ -232,13 +236,16 @@ def _engine(config: Config, task: EngineTask, folder: Path, say: Callable[..., N
         torch.cuda.set_per_process_memory_fraction(1 / task.parts, device)
     asked, ended = _heard(io.FileIO(0, closefd=False))  # a buffer's lock would be held when this process ends
 
-    def work(engine: Any, course: Course, ref: WeightsRef) -> None:
-        seconds = FIRST_S
+    def work(engine: Any, course: Course, ref: WeightsRef) -> list[Steady]:
+        seconds, spells = FIRST_S, []
         while not asked.is_set():
             turns = drive(engine, course, OneGeneration(ref), seconds=seconds, should_stop=asked.is_set)
             if (rate := _tokens_per_s(turns)) > 0:
                 say(tokens_per_s=rate)
+            if seconds == WORK_S and not asked.is_set() and (shown := steady(turns)) is not None:
+                spells.append(shown)  # a whole one, and not the first, which loads kernels
             seconds = WORK_S
+        return spells
 
     return own.run_engine_rates(
         config,
@@ -249,6 +256,7 @@ def _engine(config: Config, task: EngineTask, folder: Path, say: Callable[..., N
         folder=folder,
         card=task.card,
         card_part=1 / task.parts,
+        trainer_device=torch.device("cuda:1") if task.trainer_card else None,
         before=work,
     )
 

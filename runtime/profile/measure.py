@@ -196,8 +196,11 @@ def _run_beside(  # noqa: PLR0917 - the parts of one item
     from runtime.profile.beside import EngineTask, measured_beside
 
     trainer_s, engine_s = (QUICK_RUN_TRAINER_S, QUICK_RUN_ENGINE_S) if order.quick else (RUN_TRAINER_S, RUN_ENGINE_S)
+    parts = whole_of(item.kind)[1]
     card = machine.cards[item.card].uuid if machine.cards else ""
-    task = EngineTask(seconds=engine_s, quick=order.quick, card=card, parts=whole_of(item.kind)[1])
+    others = _others(item, machine) if parts == 1 else []
+    engine, trainer = (machine.cards[others[-1]].uuid, card) if others else (card, "")
+    task = EngineTask(seconds=engine_s, quick=order.quick, card=engine, parts=parts, trainer_card=trainer)
     return measured_beside(config, device, task, trainer_s=trainer_s, **how)
 
 
@@ -210,14 +213,14 @@ def _run_part(  # noqa: PLR0917 - the parts of one item
         seconds = QUICK_RUN_TRAINER_S if order.quick else RUN_TRAINER_S
         return {"trainer": own.run_trainer_rates(config, device, seconds=seconds, **how)}
     seconds = QUICK_RUN_ENGINE_S if order.quick else RUN_ENGINE_S
-    import torch
-
-    cards = machine.cards
-    card = cards[item.card].uuid if cards else ""
-    others = [i for i, c in enumerate(cards) if c.kind == item.kind and i != item.card]
-    trainer = torch.device(f"cuda:{others[0]}") if others else device
-    done = own.run_engine_rates(config, device, seconds=seconds, card=card, trainer_device=trainer, **how)
+    card = machine.cards[item.card].uuid if machine.cards else ""
+    done = own.run_engine_rates(config, device, seconds=seconds, card=card, **how)
     return {"engine": done.engine, "updates": done.updates}
+
+
+def _others(item: Item, machine: Machine) -> list[int]:
+    """The other cards of its kind."""
+    return [i for i, c in enumerate(machine.cards) if c.kind == whole_of(item.kind)[0] and i != item.card]
 
 
 def _release(device: Any) -> None:

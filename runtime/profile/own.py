@@ -10,7 +10,7 @@ import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from runtime.profile.bench import random_batch
 from runtime.profile.flowing import flow_turn_s
 from runtime.profile.published import LEAST_UPDATES, published, weights_of
 from runtime.profile.scratch import scratch_prefix
-from runtime.profile.steady import Course, OneGeneration, Steady, Updated, drive, steady, updated
+from runtime.profile.steady import Course, OneGeneration, Steady, Updated, drive, mean_of, steady, updated
 from runtime.profile.turns import Loopback, Turns, turns
 from runtime.rl.protocols import RolloutEngine
 from runtime.rl.types import TrainBatch, WeightsRef
@@ -201,12 +201,12 @@ def run_engine_rates(
     card: str = "",
     card_part: float = 1.0,
     trainer_device: torch.device | None = None,
-    before: Callable[[RolloutEngine, Course, WeightsRef], None] = lambda *_: None,
+    before: Callable[[RolloutEngine, Course, WeightsRef], Sequence[Steady]] = lambda *_: (),
 ) -> EngineFound:
     """The run's engine in its steady state: decode rates, what a prompt costs those who decode, and what new weights cost.
 
     `card`: UUID of the GPU that it gets, `card_part`: so much of its memory; `trainer_device`: where weights come from, the engine's
-    own by default; `before`: what it does before it is measured.
+    own by default; `before`: what it does before it is measured, and showed doing so with all of the run's samples.
     """
     spec = load_model_spec(config.model.path)
     prompt, response = _lengths(config)
@@ -225,13 +225,15 @@ def run_engine_rates(
                 longest=max(2, config.sampling.max_new_tokens),
                 vocab=spec.vocab,
             )
-            before(engine, course, first)
+            worked = before(engine, course, first)
             plain: Steady | None = None
             for running in levels:
                 one = replace(course, running=running)
                 plain = steady(drive(engine, one, OneGeneration(first), seconds=each, should_stop=stop))
                 if stop() or plain is None:
                     return found.all()
+                if running == most:
+                    plain = mean_of((*worked, plain))
                 found.decoded(plain, running, prompt, prompts=running == most)
             assert plain is not None, "there is a level"
             one_card = trainer_device is None or trainer_device == device

@@ -13,7 +13,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from planner.fitting import line
@@ -76,6 +76,7 @@ class Steady:
     context: float
     step_s: float  # of a step that only decodes
     prefill_s: float  # decoding lost by a prefilled token; 0: none was seen
+    busy_s: float  # what was looked at
 
 
 @record
@@ -247,6 +248,25 @@ def steady(turns: Sequence[Turn]) -> Steady | None:
         context=statistics.fmean(t.context for t in turns),
         step_s=step_s,
         prefill_s=max(0.0, lost_s / prefilled) if prefilled else 0.0,
+        busy_s=last.busy_s - first.busy_s,
+    )
+
+
+def mean_of(spells: Sequence[Steady]) -> Steady:
+    """One engine at the same work at several times. A run lives through as much time of each pace, so paces are averaged over time:
+    its steps are the sum of theirs. What a step or a token does not change with the pace is averaged over steps."""
+    steps = [s.busy_s / s.step_s for s in spells]
+
+    def over_steps(values: Iterable[float]) -> float:
+        return sum(n * v for n, v in zip(steps, values, strict=True)) / sum(steps)
+
+    busy_s = sum(s.busy_s for s in spells)
+    return Steady(
+        running=over_steps(s.running for s in spells),
+        context=over_steps(s.context for s in spells),
+        step_s=busy_s / sum(steps),
+        prefill_s=over_steps(s.prefill_s for s in spells),
+        busy_s=busy_s,
     )
 
 

@@ -16,8 +16,10 @@ from runtime.config.schema import Config
 from runtime.errors import RunError
 from runtime.profile.flowing import flow_turn_s
 from runtime.profile.own import checkpoint_cost_s, run_engine_rates, run_trainer_rates, threads_of
+from runtime.profile.steady import Course, Steady
 from runtime.profile.turns import Turn, Turns, costs, turns
-from runtime.rl.types import TrainBatch
+from runtime.rl.protocols import RolloutEngine
+from runtime.rl.types import TrainBatch, WeightsRef
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -121,6 +123,21 @@ def test_the_runs_engine_is_measured_at_its_batches_and_with_new_weights_as_the_
     assert all(11 <= r.context <= 15 and 4 <= r.running <= 8 and r.tokens_per_s > 10 for r in again)
     assert len(again) <= 1, "none where a busy machine hides it"
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_what_the_engine_showed_before_counts_for_as_long_as_it_lasted(tmp_path: Path) -> None:
+    """A day at two seconds a step beside some tenths of a second at this machine's."""
+    seen = []
+
+    def before(engine: RolloutEngine, course: Course, ref: WeightsRef) -> list[Steady]:
+        seen.append((course.running, ref.version))
+        return [Steady(running=8.0, context=13.0, step_s=2.0, prefill_s=0.0, busy_s=86_400.0)]
+
+    found = run_engine_rates(small(), CPU, seconds=1.0, quick=True, stop=never, folder=tmp_path, before=before)
+    few, all_ = (r.tokens_per_s for r in found.engine if r.phase == "decode")
+    assert seen == [(8, 0)]
+    assert few > 5
+    assert all_ == pytest.approx(4.0, rel=0.05)
 
 
 def test_a_plan_meets_the_rates_of_the_runs_engine(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.record import record
-from runtime.profile.steady import Course, OneGeneration, Publishing, Steady, Supply, Turn, steady, updated
+from runtime.profile.steady import Course, OneGeneration, Publishing, Steady, Supply, Turn, mean_of, steady, updated
 from runtime.rl.types import Append, EngineStats, ExchangeRequest, WeightsRef
 
 
@@ -135,7 +135,7 @@ def test_a_swap_and_what_is_computed_anew_are_told_apart(
     swap_s: float, recompute_s: float, prefill_s: float, chunk: int
 ) -> None:
     costs = Costs(swap_s=swap_s, recompute_s=recompute_s, prefill_s=prefill_s, chunk=chunk, flat=False)
-    plain = Steady(running=64, context=175, step_s=costs.step_s, prefill_s=prefill_s)
+    plain = Steady(running=64, context=175, step_s=costs.step_s, prefill_s=prefill_s, busy_s=1.0)
     found = updated(turns(costs, 700, every=100), plain)
     assert found is not None
     assert found.updates == 6
@@ -147,14 +147,27 @@ def test_a_swap_and_what_is_computed_anew_are_told_apart(
 def test_decoding_that_slows_down_meanwhile_is_part_of_what_is_lost() -> None:
     """Eleven thousand tokens anew take twelve steps of a thousand; if each takes as long as one of all samples, half of the decoding
     of these steps is lost besides: six steps of 6 ms over 11,136 tokens."""
-    plain = Steady(running=64, context=175, step_s=0.006, prefill_s=4e-6)
+    plain = Steady(running=64, context=175, step_s=0.006, prefill_s=4e-6, busy_s=1.0)
     found = updated(turns(Costs(chunk=1000), 700, every=100), plain)
     assert found is not None
     assert found.recompute_s == pytest.approx(2e-6 + 6 * 0.006 / (64 * 174), rel=0.15)
 
 
+def test_paces_are_averaged_over_time() -> None:
+    """Ten seconds at 5 ms are 2,000 steps, twelve at 8 ms 1,500: 3,500 in 22 s, and so 4/7 of them at the first pace."""
+    fast = Steady(running=220, context=190, step_s=0.005, prefill_s=2e-6, busy_s=10.0)
+    slow = Steady(running=213, context=197, step_s=0.008, prefill_s=9e-6, busy_s=12.0)
+    both = mean_of((fast, slow))
+    assert both.step_s == pytest.approx(22 / 3500)
+    assert (both.running, both.context) == (pytest.approx(217), pytest.approx(193))
+    assert both.prefill_s == pytest.approx(5e-6)
+    assert both.busy_s == 22.0
+    for field in ("running", "context", "step_s", "prefill_s", "busy_s"):
+        assert getattr(mean_of((slow,)), field) == pytest.approx(getattr(slow, field))
+
+
 def test_an_update_whose_samples_are_not_back_by_the_end_says_nothing() -> None:
-    plain = Steady(running=64, context=175, step_s=0.006, prefill_s=0.0)
+    plain = Steady(running=64, context=175, step_s=0.006, prefill_s=0.0, busy_s=1.0)
     made = turns(Costs(chunk=1000), 205, every=100)
     one = updated(made, plain)
     assert one is not None

@@ -326,9 +326,8 @@ class TorchTrainer:
 
 def _numbered(device: torch.device) -> torch.device:
     """The device with its number: "cuda" is the current card. Not all of torch takes it without."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+    index: int | None = device.index
+    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and index is None else device
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:
