@@ -31,7 +31,8 @@ from runtime.config.calibration import NAME, load_calibration
 from runtime.config.load import load_config
 from runtime.config.problem import DEFAULT_LINK, kind_from_config, problem_from_config
 from runtime.config.schema import Config
-from runtime.core.event import CalibrationChanged, PlanAdopted
+from runtime.core.fleet_event import CalibrationChanged
+from runtime.core.plan_event import PlanAdopted
 from runtime.runs import list_runs
 from runtime.store.events import open_store
 

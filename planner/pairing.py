@@ -1,55 +1,24 @@
-"""Cells: ways to give devices to training, as arrays; and what the devices they leave can do in a period.
-
-The seam between the two halves of the scan. Whoever enumerates trainers hands over `Cells`: for each cell the devices by
-kind that train at least, the seconds a step takes to train at least, the set of sites where that happens and which kinds
-take part. From these alone `Pairing` says the shortest period of every cell. A coarse cell stands for many: with the
-least use of any of them and the least seconds of any of them its period bounds them all.
-"""
+"""The shortest period of cells (`planner.cells`): what the devices they leave can do in a period, over all sizes of replicas."""
 
 import functools
 import itertools
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.cells import Asked, Away, Cells, Flags, Floats, Ints, Left, Room
 from planner.cluster import Link
 from planner.cost.arrivals import widest
 from planner.cost.model import CostModel
 from planner.cost.network import best_of
 from planner.cost.update import update_s
 from planner.cost.waves import Curve, envelope
-from planner.knapsack import chain_counts, chain_value, is_chain, most_value
 from planner.pools import Pools
 from planner.record import record
 from planner.space import replica_shapes
 
 _STRIDE = 1.5  # a period is sought in steps of this factor, so that cells far from the optimum cost little
 _ROUNDING = 1 + 1e-12
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-
-
-@record
-class Cells:
-    """Axis c: cells. `used` [c, k] devices by kind that train, `train_s` [c]; both are the least where a cell is coarse."""
-
-    used: Ints
-    train_s: Floats
-    sites: Ints  # [c] the set of sites the trainer lies in, a row of `Pools.member`
-    trained: Ints  # [c] the kinds it takes, an index of the `combinations` the pairing was made with
-
-    def at(self, rows: Ints | Flags) -> "Cells":
-        """Some of the cells."""
-        return Cells(
-            used=self.used[rows], train_s=self.train_s[rows], sites=self.sites[rows], trained=self.trained[rows]
-        )
-
-    def with_train_s(self, train_s: Floats) -> "Cells":
-        """The same cells with other training times."""
-        return Cells(used=self.used, train_s=train_s, sites=self.sites, trained=self.trained)
 
 
 @record
@@ -80,83 +49,6 @@ class _Offers:
             sizes=(self.sizes[kind],),
             first=(0,),
             curves=tuple((0, *c[1:]) for c in self.curves if c[0] == kind),
-        )
-
-
-@record
-class _Asked:
-    """What replicas ask of the period of cells, whatever it is. [c, o]; in sync modes the transfer alone, [c, k]."""
-
-    pause_s: Floats
-    need_s: Floats  # the least period in which a replica may run
-
-    def at(self, rows: Ints) -> "_Asked":
-        return _Asked(pause_s=self.pause_s[rows], need_s=self.need_s[rows])
-
-
-@record
-class _Room:
-    """Devices of some kinds that cells leave to replicas of some sizes. Axes: c, k."""
-
-    sizes: tuple[int, ...]
-    devices: Ints
-    counts: Ints  # [z, c, k] replicas of each size, of sizes that are a chain
-
-    @classmethod
-    def of(cls, sizes: tuple[int, ...], devices: Ints) -> "_Room":
-        counts = (
-            chain_counts(sizes, devices.ravel()) if is_chain(sizes) else np.zeros((0, devices.size), dtype=np.int64)
-        )
-        return cls(sizes=sizes, devices=devices, counts=counts.reshape(len(counts), *devices.shape))
-
-    def at(self, rows: Ints) -> "_Room":
-        return _Room(sizes=self.sizes, devices=self.devices[rows], counts=self.counts[:, rows])
-
-    def tokens(self, values: Floats) -> Floats:
-        """[c] the most that replicas worth `values` [c, k, z] give."""
-        flat = values.reshape(-1, len(self.sizes))
-        if len(self.counts):
-            each = chain_value(self.sizes, flat, self.counts.reshape(len(self.sizes), -1))
-        else:
-            each = most_value(self.sizes, flat, self.devices.ravel())
-        found: Floats = each.reshape(self.devices.shape).sum(axis=1)
-        return found
-
-
-@record
-class _Away:
-    """What some cells leave of a kind outside their own sites. Axis n: a cell and a site."""
-
-    kind: int
-    cell: Ints  # [n] ascending
-    room: _Room
-    asked: _Asked
-
-    def at(self, rows: Ints, cells: int) -> "_Away":
-        """Of some of so many cells, which are then numbered anew."""
-        number = np.full(cells, -1)
-        number[rows] = np.arange(len(rows))
-        mine = np.flatnonzero(number[self.cell] >= 0)
-        cell = number[self.cell[mine]]
-        return _Away(kind=self.kind, cell=cell, room=self.room.at(mine), asked=self.asked.at(mine))
-
-
-@record
-class _Left:
-    """What cells leave, and what it asks of their periods."""
-
-    cells: Cells
-    room: tuple[_Room, ...]  # in their own sites, by sizes of replicas
-    asked: _Asked
-    away: tuple[_Away, ...]
-
-    def at(self, rows: Ints) -> "_Left":
-        """Of some of the cells, ascending."""
-        return _Left(
-            cells=self.cells.at(rows),
-            room=tuple(r.at(rows) for r in self.room),
-            asked=self.asked.at(rows),
-            away=tuple(a.at(rows, len(self.cells.train_s)) for a in self.away),
         )
 
 
@@ -279,14 +171,14 @@ class Pairing:
             curves=tuple(curves),
         )
 
-    def _left(self, cells: Cells, most_s: Floats) -> _Left:
+    def _left(self, cells: Cells, most_s: Floats) -> Left:
         """What cells leave, for periods of no more than `most_s`."""
         pools = self.pools
         several = (pools.size[cells.sites] > 1).astype(np.int64)
         room = np.maximum(pools.inside[cells.sites] - np.maximum(cells.used, self.must_train), 0)
-        return _Left(
+        return Left(
             cells=cells,
-            room=tuple(_Room.of(sizes, room[:, kinds]) for sizes, kinds, _ in self.alike),
+            room=tuple(Room.of(sizes, room[:, kinds]) for sizes, kinds, _ in self.alike),
             asked=self._asked(self.offers, self.home_s[several, cells.trained], cells.train_s),
             away=tuple(
                 self._left_away(k, offers, cells, most_s)
@@ -295,7 +187,7 @@ class Pairing:
             ),
         )
 
-    def _left_away(self, k: int, offers: _Offers, cells: Cells, most_s: Floats) -> _Away:
+    def _left_away(self, k: int, offers: _Offers, cells: Cells, most_s: Floats) -> Away:
         count = self.pools.count[k]
         transfer = self.away_s[k][cells.sites]
         live = ~self.pools.member[cells.sites] & (count >= self.smallest[k])
@@ -303,13 +195,13 @@ class Pairing:
             live &= transfer + offers.stop_s.min() < self._window_s(most_s, cells.train_s)[:, None]
         c, r = np.nonzero(live)
         asked = self._asked(offers, transfer[c, r][:, None], cells.train_s[c])
-        return _Away(kind=k, cell=c, room=_Room.of(offers.sizes[0], count[r][:, None]), asked=asked)
+        return Away(kind=k, cell=c, room=Room.of(offers.sizes[0], count[r][:, None]), asked=asked)
 
-    def _asked(self, offers: _Offers, transfer_s: Floats, train_s: Floats) -> _Asked:
+    def _asked(self, offers: _Offers, transfer_s: Floats, train_s: Floats) -> Asked:
         """By `Rules.required_s`; `transfer_s` [c, k]. In sync modes nothing is recomputed, and a size's best is one curve."""
         rules, train = self.rules, train_s[:, None]
         if rules.sync:
-            return _Asked(pause_s=transfer_s * (not self.overlapped), need_s=transfer_s)
+            return Asked(pause_s=transfer_s * (not self.overlapped), need_s=transfer_s)
         transfer_s = transfer_s[:, offers.kind]
         pause = offers.stop_s[None, :] + (0.0 if self.overlapped else transfer_s)
         wait, tail = transfer_s - offers.swap_s if self.overlapped else 0.0, rules.tail_group * offers.tau_s
@@ -317,9 +209,9 @@ class Pairing:
         need = pause + np.minimum(last / (rules.eta + 1), early / rules.eta)  # `Rules.stale_s`
         if rules.pause_all:
             need = np.maximum(need, train + transfer_s)
-        return _Asked(pause_s=np.broadcast_to(pause, need.shape), need_s=need)
+        return Asked(pause_s=np.broadcast_to(pause, need.shape), need_s=need)
 
-    def _work(self, left: _Left, period_s: Floats) -> Floats:
+    def _work(self, left: Left, period_s: Floats) -> Floats:
         """[c] the most tokens that what each cell leaves can give in its period."""
         total = np.zeros(len(period_s))
         if not len(self.offers.rate) or not len(period_s):
@@ -339,7 +231,7 @@ class Pairing:
         found: Floats = period_s - self.rules.reward_s - (train_s if self.rules.sync else 0.0)
         return found
 
-    def _values(self, offers: _Offers, asked: _Asked, window_s: Floats, period_s: Floats) -> Floats:
+    def _values(self, offers: _Offers, asked: Asked, window_s: Floats, period_s: Floats) -> Floats:
         """[c, z] tokens of the best replica of each size, by `Rules.best` and `Rules.given_tokens`."""
         if self.rules.sync:
             return self._sync_values(offers, asked, window_s)
@@ -350,7 +242,7 @@ class Pairing:
         values: Floats = np.maximum.reduceat(given, offers.starts, axis=1)
         return values
 
-    def _sync_values(self, offers: _Offers, asked: _Asked, window_s: Floats) -> Floats:
+    def _sync_values(self, offers: _Offers, asked: Asked, window_s: Floats) -> Floats:
         out = np.zeros((len(window_s), len(offers.curves)))
         for z, (kind, seconds, tokens, rate) in enumerate(offers.curves):
             left = window_s * (1 + 1e-12) - asked.pause_s[:, kind]
@@ -377,7 +269,7 @@ class Pairing:
         found[rest] = low  # the lower end, to stay on the safe side
         return found, settled
 
-    def _enough(self, left: _Left, period_s: Floats) -> Flags:
+    def _enough(self, left: Left, period_s: Floats) -> Flags:
         """[c] whether what each cell leaves does a step's work in its period."""
         need, cells = self.rules.work_tokens, left.cells
         if not self._free:

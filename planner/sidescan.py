@@ -12,9 +12,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cells import Cells
 from planner.columns import Columns
 from planner.cost.model import CostModel
-from planner.pairing import Cells, Pairing
+from planner.pairing import Pairing
 from planner.pools import Pools
 from planner.record import record
 from planner.sides import Sides

@@ -10,6 +10,7 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cells import Cells
 from planner.cluster import Link
 from planner.columns import Columns
 from planner.cost.model import CostModel
@@ -17,7 +18,6 @@ from planner.cost.network import best_of
 from planner.cost.training import crossing_s
 from planner.lanes import Lanes, Table, ring_at_least_s, rounds_at_most
 from planner.mixed_ranks import MixedRanks
-from planner.pairing import Cells
 from planner.pools import Pools
 from planner.record import replace
 from planner.space import BlockShape

@@ -22,6 +22,7 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.int_]
 Bools = NDArray[np.bool_]
 PARTS = (2, 4)  # blocks, parts of each
+LAST = (-1, -1)  # block and part of the last stage
 T = TypeVar("T")
 
 

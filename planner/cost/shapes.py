@@ -1,6 +1,7 @@
 """Many shapes of groups of tasks: their blocks, parts and micro-batches, and what they move over which links.
 
-The common ground of memory and time in `planner.cost.batch`. Axes of arrays are block, part and shape (`planner.cost.parts`).
+The common ground of memory (`planner.cost.batch`) and time (`planner.cost.batch_times`). Axes of arrays are block, part and
+shape (`planner.cost.parts`).
 """
 
 import copy
@@ -12,6 +13,7 @@ import numpy as np
 from planner.cluster import Link
 from planner.cost.batch_rates import alike
 from planner.cost.context import Context
+from planner.cost.memory import activation_bytes_per_token
 from planner.cost.parts import Array, Block, Hop, Ints, divided, front, parts_of
 from planner.cost.training import micro_sequences
 from planner.plan import Task
@@ -133,6 +135,18 @@ class Shapes:
         ends = table * p.first + table * (last & ~(p.first & model.tied)) + model.hidden * (last * 1.0)
         out: Array = p.layers * float(model.layer_params) + ends
         return out
+
+    def _activation(self, task: Task) -> Array:
+        """`activation_bytes_per_token` by part."""
+        model = self.ctx.of(task).model
+
+        def make() -> Array:
+            whole = activation_bytes_per_token(model, 1)
+            split = 2 * (whole - activation_bytes_per_token(model, 2))  # the part that TP divides
+            out: Array = (whole - split) + split / self.tp
+            return out
+
+        return self._once_made("activation", model, make)
 
     def _links(self, name: str) -> tuple[Array, Array]:
         """(latency, bytes/s) of a link of each part's block; no link costs nothing."""

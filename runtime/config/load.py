@@ -4,29 +4,27 @@ Paths inside the file are relative to the folder that holds it and come out abso
 written: it is relative to where hexctl is started). Effects are reads only.
 """
 
-import difflib
 import hashlib
 import json
 import math
 import tomllib
 import types
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from planner.errors import HexError
-from planner.record import record, replace
-from runtime.config import locate
+from planner.record import record
 from runtime.config.drift import drift_faults
 from runtime.config.emit import to_toml
+from runtime.config.faults import Fault, config_error, dotted_key, from_error, from_pydantic
+from runtime.config.locate import Loc, key_lines
 from runtime.config.problem import cluster_from_config, workload_from_config
 from runtime.config.schema import Config
 from runtime.errors import ConfigError
 
-Loc = tuple[str | int, ...]
 NO_OVERRIDES: Mapping[str, str] = types.MappingProxyType({})
 
 
@@ -42,20 +40,6 @@ class LoadedConfig:
     origins: Mapping[str, str]  # dotted key -> "file:line" or "--set"; absent: default
 
 
-@record
-class _Fault:
-    loc: Loc
-    what: str
-    got: object = None
-    expected: str = ""
-    hint: str = ""
-    line: int | None = None  # None: not of the file (an override)
-
-    @property
-    def key(self) -> str:
-        return _dotted(self.loc)
-
-
 def load_config(path: Path, *, overrides: Mapping[str, str] = NO_OVERRIDES, check_files: bool = True) -> LoadedConfig:
     """Read, decode and resolve `path`; `overrides` are dotted keys with values as TOML (or bare text).
 
@@ -63,13 +47,13 @@ def load_config(path: Path, *, overrides: Mapping[str, str] = NO_OVERRIDES, chec
     fault with file and line.
     """
     text, tree = _read(path)
-    lines = locate.key_lines(text)
+    lines = key_lines(text)
     changed = _apply(tree, overrides)
     config = _decode(tree, path, lines, changed)
     config = _resolve(config, path.resolve().parent)
     faults = [*_contradictions(config), *(_missing_files(config) if check_files else ())]
     if faults:
-        raise _error(path, [_placed(f, lines, changed) for f in faults])
+        raise config_error(path, faults, lines, changed)
     return LoadedConfig(
         config=config,
         path=path.resolve(),
@@ -205,16 +189,16 @@ def _toml_value(text: str) -> Any:
 
 
 def _decode(tree: dict[str, Any], path: Path, lines: Mapping[Loc, int], changed: frozenset[Loc]) -> Config:
-    faults = [_Fault(loc=loc, what="not a finite number", got=value) for loc, value in _not_finite(tree, ())]
+    faults = [Fault(loc=loc, what="not a finite number", got=value) for loc, value in _not_finite(tree, ())]
     config = None
     if not faults:
         try:
             # As JSON, strictly: TOML has types of its own, so "5" is no number and true no 1.
             config = Config.model_validate_json(json.dumps(tree, default=str), strict=True)
         except ValidationError as e:
-            faults = [_fault(dict(d)) for d in e.errors(include_url=False)]
+            faults = [from_pydantic(dict(d)) for d in e.errors(include_url=False)]
     if config is None:
-        raise _error(path, [_placed(f, lines, changed) for f in faults])
+        raise config_error(path, faults, lines, changed)
     return config
 
 
@@ -227,106 +211,6 @@ def _not_finite(value: object, loc: Loc) -> Iterator[tuple[Loc, object]]:
     elif isinstance(value, list):
         for i, v in enumerate(value):
             yield from _not_finite(v, (*loc, i))
-
-
-def _fault(detail: dict[str, Any]) -> _Fault:
-    """One pydantic fault in our words."""
-    loc: Loc = tuple(p for p in detail["loc"] if p != "[key]")
-    kind, message = detail["type"], str(detail["msg"])
-    if kind == "extra_forbidden":
-        known = sorted(_keys_at(loc[:-1]))
-        close = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else "known here: " + ", ".join(known)
-        return _Fault(loc=loc, what="unknown key", hint=hint)
-    if kind == "missing":
-        return _Fault(loc=loc, what="missing", expected=_about(loc))
-    cause = detail.get("ctx", {}).get("error")
-    if isinstance(cause, HexError):
-        return _Fault(loc=loc, what=cause.what, got=cause.got, expected=cause.expected, hint=cause.hint)
-    if kind == "value_error":
-        own = message.removeprefix("Value error, ")
-        return _Fault(loc=loc, what=own)
-    expected = message.removeprefix("Input should be ").removeprefix("a ").removeprefix("valid ")
-    return _Fault(loc=loc, what="bad value", got=detail["input"], expected=expected)
-
-
-def _models(annotation: Any) -> Iterator[tuple[Any, type[BaseModel]]]:
-    """Section classes inside an annotation, each with the container around it (tuple, dict or None)."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield None, annotation
-        return
-    origin = typing.get_origin(annotation)
-    for inner in typing.get_args(annotation):
-        for _, model in _models(inner):
-            yield origin if origin in (tuple, dict) else None, model
-
-
-def _section_at(loc: Loc) -> type[BaseModel] | None:
-    """The section class that decodes the table at `loc`."""
-    here: type[BaseModel] | None = Config
-    parts = list(loc)
-    while parts:
-        field = here.model_fields.get(str(parts.pop(0))) if here else None
-        found = next(_models(field.annotation), None) if field else None
-        if found is None:
-            return None
-        container, here = found
-        if container is not None and parts:
-            parts.pop(0)  # the element's index or name
-    return here
-
-
-def _keys_at(loc: Loc) -> tuple[str, ...]:
-    section = _section_at(loc)
-    return tuple(section.model_fields) if section else ()
-
-
-def _about(loc: Loc) -> str:
-    section = _section_at(loc[:-1])
-    field = section.model_fields.get(str(loc[-1])) if section else None
-    return (field.description or "") if field else ""
-
-
-def _dotted(loc: Loc) -> str:
-    return ".".join(str(p) for p in loc)
-
-
-def _placed(fault: _Fault, lines: Mapping[Loc, int], changed: frozenset[Loc]) -> _Fault:
-    """The fault with its line: of the key, else of the nearest table around it; none for an override."""
-    if fault.loc in changed:
-        return fault
-    loc = fault.loc
-    while loc and loc not in lines:
-        loc = loc[:-1]
-    return replace(fault, line=lines.get(loc, 1))
-
-
-def _error(path: Path, faults: list[_Fault]) -> ConfigError:
-    """One error for all faults, in the order of the file."""
-    ordered = sorted(faults, key=lambda f: (f.line is None, f.line or 0, f.key))
-
-    def where(f: _Fault) -> str:
-        return f"{path}:{f.line}" if f.line is not None else f"--set {f.key}"
-
-    if len(ordered) == 1:
-        f = ordered[0]
-        what = f"{f.key}: {f.what}" if f.key else f.what
-        return ConfigError(what, where=where(f), got=_short(f.got), expected=f.expected, hint=f.hint)
-    lines = [f"{len(ordered)} faults"]
-    for f in ordered:
-        got = f", got {_short(f.got)!r}" if f.got is not None else ""
-        expected = f", expected {f.expected}" if f.expected else ""
-        hint = f" ({f.hint})" if f.hint else ""
-        lines.append(f"  {where(f)}: {f.key}: {f.what}{got}{expected}{hint}")
-    return ConfigError("\n".join(lines), where=str(path))
-
-
-def _short(value: object) -> object:
-    """What fits into a line. Of text both ends stay: a path's last part says more than its first."""
-    if isinstance(value, str):
-        return value if len(value) <= 80 else f"{value[:19]}…{value[-60:]}"
-    text = repr(value)
-    return value if len(text) <= 80 else text[:79] + "…"
 
 
 def _resolve(config: Config, base: Path) -> Config:
@@ -352,41 +236,36 @@ def _resolve(config: Config, base: Path) -> Config:
     return config.model_copy(update=changes)
 
 
-def _contradictions(config: Config) -> Iterator[_Fault]:
+def _contradictions(config: Config) -> Iterator[Fault]:
     """Values that are good alone and do not go together: what the planner's problem or a rule cannot be made of."""
     if config.fleet.devices:
         yield from _refused(lambda: cluster_from_config(config))
     yield from _refused(lambda: workload_from_config(config))
-    yield from map(_of, drift_faults(config.drift))
+    yield from map(from_error, drift_faults(config.drift))
     if config.rollout.engine == "vllm":
         yield from _not_of_vllm(config)
 
 
-def _not_of_vllm(config: Config) -> Iterator[_Fault]:
+def _not_of_vllm(config: Config) -> Iterator[Fault]:
     """What only the torch engine computes."""
     dtype = config.model.rollout_dtype or config.model.dtype
     if dtype == "float64":
         key = "rollout_dtype" if config.model.rollout_dtype is not None else "dtype"
         expected = "float32 or bfloat16"
-        yield _Fault(loc=("model", key), what="vllm has no such dtype", got=dtype, expected=expected, hint="")
+        yield Fault(loc=("model", key), what="vllm has no such dtype", got=dtype, expected=expected, hint="")
     if config.model.scale_logits:
         hint = "the torch engine does"
-        yield _Fault(loc=("model", "scale_logits"), what="vllm scales no logits", got=True, expected="false", hint=hint)
+        yield Fault(loc=("model", "scale_logits"), what="vllm scales no logits", got=True, expected="false", hint=hint)
 
 
-def _refused(make: Callable[[], object]) -> Iterator[_Fault]:
+def _refused(make: Callable[[], object]) -> Iterator[Fault]:
     try:
         make()
     except HexError as e:
-        yield _of(e)
+        yield from_error(e)
 
 
-def _of(e: HexError) -> _Fault:
-    loc: Loc = tuple(int(p) if p.isdigit() else p for p in e.where.split("."))
-    return _Fault(loc=loc, what=e.what, got=e.got, expected=e.expected, hint=e.hint)
-
-
-def _missing_files(config: Config) -> Iterator[_Fault]:
+def _missing_files(config: Config) -> Iterator[Fault]:
     """What the configuration names and the disk lacks."""
     model, task = config.model, config.task
     shapes = model.path / "config.json" if model.path.is_dir() else model.path
@@ -408,8 +287,8 @@ def _missing_files(config: Config) -> Iterator[_Fault]:
         yield _absent("fleet.pacing", config.fleet.pacing, "a file with the declared speeds")
 
 
-def _absent(key: str, path: Path, expected: str, what: str = "not there") -> _Fault:
-    return _Fault(loc=tuple(key.split(".")), what=what, got=str(path), expected=expected, hint=_path_hint(path))
+def _absent(key: str, path: Path, expected: str, what: str = "not there") -> Fault:
+    return Fault(loc=tuple(key.split(".")), what=what, got=str(path), expected=expected, hint=_path_hint(path))
 
 
 def _path_hint(path: Path) -> str:
@@ -417,5 +296,5 @@ def _path_hint(path: Path) -> str:
 
 
 def _origins(path: Path, lines: Mapping[Loc, int], changed: frozenset[Loc]) -> Mapping[str, str]:
-    origins = {_dotted(loc): f"{path}:{line}" for loc, line in lines.items()}
-    return origins | {_dotted(loc): "--set" for loc in changed}
+    origins = {dotted_key(loc): f"{path}:{line}" for loc, line in lines.items()}
+    return origins | {dotted_key(loc): "--set" for loc in changed}

@@ -6,10 +6,10 @@ The scanner presumes text that `tomllib` has accepted: it finds places and judge
 import tomllib
 from collections.abc import Mapping
 
-Path = tuple[str | int, ...]
+Loc = tuple[str | int, ...]  # keys and indices, from the outermost table in
 
 
-def key_lines(text: str) -> Mapping[Path, int]:
+def key_lines(text: str) -> Mapping[Loc, int]:
     """Line (from 1) of every table, key and array element. ("fleet", "devices", 0, "kind") is the first device's kind."""
     return _Scanner(text).run()
 
@@ -18,11 +18,11 @@ class _Scanner:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
-        self.lines: dict[Path, int] = {}
-        self.counts: dict[Path, int] = {}  # elements of each array of tables
+        self.lines: dict[Loc, int] = {}
+        self.counts: dict[Loc, int] = {}  # elements of each array of tables
 
-    def run(self) -> Mapping[Path, int]:
-        table: Path = ()
+    def run(self) -> Mapping[Loc, int]:
+        table: Loc = ()
         while True:
             self._skip(newlines=True)
             if self.at >= len(self.text):
@@ -47,7 +47,7 @@ class _Scanner:
             else:
                 return
 
-    def _header(self) -> Path:
+    def _header(self) -> Loc:
         line = self._line()
         double = self.text.startswith("[[", self.at)
         self.at += 2 if double else 1
@@ -62,7 +62,7 @@ class _Scanner:
             self.lines[table] = line
         return table
 
-    def _open(self, keys: tuple[str, ...], line: int, start: Path = ()) -> Path:
+    def _open(self, keys: tuple[str, ...], line: int, start: Loc = ()) -> Loc:
         """The path of nested tables; an array of tables means its newest element."""
         path = start
         for key in keys:
@@ -90,7 +90,7 @@ class _Scanner:
                 return tuple(keys)
             self.at += 1
 
-    def _assignment(self, table: Path) -> None:
+    def _assignment(self, table: Loc) -> None:
         line = self._line()
         keys = self._keys()
         path = (*self._open(keys[:-1], line, table), keys[-1])
@@ -99,7 +99,7 @@ class _Scanner:
         self._skip(newlines=False)
         self._value(path)
 
-    def _value(self, path: Path) -> None:
+    def _value(self, path: Loc) -> None:
         match self.text[self.at]:
             case '"' | "'":
                 self._string()
@@ -121,7 +121,7 @@ class _Scanner:
         while len(mark) == 3 and self.text.startswith(quote, self.at):  # up to two quotes may end the text itself
             self.at += 1
 
-    def _array(self, path: Path) -> None:
+    def _array(self, path: Loc) -> None:
         self.at += 1
         n = 0
         while True:
@@ -136,7 +136,7 @@ class _Scanner:
             n += 1
         self.at += 1
 
-    def _inline(self, path: Path) -> None:
+    def _inline(self, path: Loc) -> None:
         self.at += 1
         while True:
             self._skip(newlines=True)

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from planner.record import record
-from runtime.core.event import UnitRole
+from runtime.core.fleet_event import UnitRole
 from runtime.core.observation import Observation, ReplicaSeen
 from runtime.core.state import ClusterState, Unit
 from runtime.core.unit_belief import Seen, seen_units

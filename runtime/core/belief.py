@@ -7,7 +7,15 @@ Only a positive absence or an age limit removes a device or a unit. `Memory` hol
 import math
 from collections.abc import Mapping
 
-from runtime.core import event as ev
+from runtime.core.event import Event, FlowAnswered, FlowFellSilent, MilestoneReached
+from runtime.core.fleet_event import (
+    DeviceAnswered,
+    DeviceBecameHostBound,
+    DeviceCaughtUp,
+    DeviceJoined,
+    DeviceLost,
+    DeviceWentStale,
+)
 from runtime.core.limits import Limits, Memory, Progress, Rate, Since
 from runtime.core.observation import DeviceSeen, Observation
 from runtime.core.state import ClusterState, DeviceBelief
@@ -16,14 +24,14 @@ from runtime.core.unit_belief import Look, seen_units, unit_events
 
 def believe(
     obs: Observation, state: ClusterState, memory: Memory, limits: Limits, now_s: float
-) -> tuple[tuple[ev.Event, ...], Memory]:
+) -> tuple[tuple[Event, ...], Memory]:
     """What changed between the state and the observation, and what to remember. Pure; `now_s` is unix seconds."""
     since = Since(memory.since_s, now_s)
-    events: list[ev.Event] = []
+    events: list[Event] = []
     events += _flow(obs, state, limits)
     events += _devices(obs, state, limits, since)
     progress = _progress(obs, memory, now_s)
-    gone = {e.device for e in events if isinstance(e, ev.DeviceLost)}
+    gone = {e.device for e in events if isinstance(e, DeviceLost)}
     look = Look(
         limits=limits,
         since=since,
@@ -38,74 +46,72 @@ def believe(
     return tuple(events), Memory(since_s=since.after, progress=progress, rates=rates)
 
 
-def _flow(obs: Observation, state: ClusterState, limits: Limits) -> list[ev.Event]:
+def _flow(obs: Observation, state: ClusterState, limits: Limits) -> list[Event]:
     if obs.flow is None or obs.flow_age_s is None:
         return []  # never answered: it is starting
-    events: list[ev.Event] = []
+    events: list[Event] = []
     silent = obs.flow_age_s > limits.flow_silent_s
     if silent and state.flow_silent is False:
-        events.append(ev.FlowFellSilent(age_s=obs.flow_age_s))
+        events.append(FlowFellSilent(age_s=obs.flow_age_s))
     if not silent and state.flow_silent is not False:
-        events.append(ev.FlowAnswered(pid=obs.flow_pid))
+        events.append(FlowAnswered(pid=obs.flow_pid))
     if obs.flow.weights is not None and "first weights" not in state.milestones:
         w = obs.flow.weights
-        events.append(
-            ev.MilestoneReached(name="first weights", detail=f"version {w.version} published, {w.digest[:8]}")
-        )
+        events.append(MilestoneReached(name="first weights", detail=f"version {w.version} published, {w.digest[:8]}"))
     if obs.flow.steps_done > 0 and "first step" not in state.milestones:
-        events.append(ev.MilestoneReached(name="first step", detail=f"optimiser step {obs.flow.step - 1} applied"))
+        events.append(MilestoneReached(name="first step", detail=f"optimiser step {obs.flow.step - 1} applied"))
     return events
 
 
-def _devices(obs: Observation, state: ClusterState, limits: Limits, since: Since) -> list[ev.Event]:
-    events: list[ev.Event] = []
+def _devices(obs: Observation, state: ClusterState, limits: Limits, since: Since) -> list[Event]:
+    events: list[Event] = []
     seen = {d.id: d for d in obs.devices}
     for d in obs.devices:
         known = state.devices.get(d.id)
         if d.present is True and (known is None or known.lost):
-            events.append(ev.DeviceJoined(device=d.id, kind=d.kind, node=d.node, index=d.index))
+            events.append(DeviceJoined(device=d.id, kind=d.kind, node=d.node, index=d.index))
     for known in state.present:
         events += _device(known, seen.get(known.id), limits, since)
     return events
 
 
-def _device(known: DeviceBelief, seen: DeviceSeen | None, limits: Limits, since: Since) -> list[ev.Event]:
+def _device(known: DeviceBelief, seen: DeviceSeen | None, limits: Limits, since: Since) -> list[Event]:
     if seen is not None and seen.present is False:
-        return [ev.DeviceLost(device=known.id, reason=seen.sample.note or "gone")]
+        return [DeviceLost(device=known.id, reason=seen.sample.note or "gone")]
     if seen is None or seen.present is None:
         return _silent_device(known, seen, limits, since)
-    events: list[ev.Event] = []
+    events: list[Event] = []
     age_s = seen.age_s or 0.0
     if age_s > limits.device_stale_s and not known.stale:
-        events.append(ev.DeviceWentStale(device=known.id, age_s=age_s, note=seen.sample.note))
+        events.append(DeviceWentStale(device=known.id, age_s=age_s, note=seen.sample.note))
     if age_s <= limits.device_stale_s and known.stale:
-        events.append(ev.DeviceAnswered(device=known.id))
+        events.append(DeviceAnswered(device=known.id))
     return events + _host_bound(known, seen, limits, since)
 
 
-def _silent_device(known: DeviceBelief, seen: DeviceSeen | None, limits: Limits, since: Since) -> list[ev.Event]:
+def _silent_device(known: DeviceBelief, seen: DeviceSeen | None, limits: Limits, since: Since) -> list[Event]:
     silent_s = since.held_s("silent", known.id)
     if seen is not None and seen.age_s is not None:
         silent_s = max(silent_s, seen.age_s)
     note = "" if seen is None else seen.sample.note
     if silent_s > limits.device_lost_s:
-        return [ev.DeviceLost(device=known.id, reason=note or f"no sign for {silent_s:.0f} s")]
+        return [DeviceLost(device=known.id, reason=note or f"no sign for {silent_s:.0f} s")]
     if silent_s > limits.device_stale_s and not known.stale:
-        return [ev.DeviceWentStale(device=known.id, age_s=silent_s, note=note)]
+        return [DeviceWentStale(device=known.id, age_s=silent_s, note=note)]
     return []
 
 
-def _host_bound(known: DeviceBelief, seen: DeviceSeen, limits: Limits, since: Since) -> list[ev.Event]:
+def _host_bound(known: DeviceBelief, seen: DeviceSeen, limits: Limits, since: Since) -> list[Event]:
     # Without a reading nothing runs there: that blames nobody.
     if seen.sample.host_bound and not known.host_bound:
         if since.held_s("host-bound", known.id) >= limits.host_bound_enter_s:
-            return [ev.DeviceBecameHostBound(device=known.id, lag_share=None)]
+            return [DeviceBecameHostBound(device=known.id, lag_share=None)]
     elif (
         not seen.sample.host_bound
         and known.host_bound
         and (since.held_s("on-clock", known.id) >= limits.host_bound_leave_s)
     ):
-        return [ev.DeviceCaughtUp(device=known.id)]
+        return [DeviceCaughtUp(device=known.id)]
     return []
 
 

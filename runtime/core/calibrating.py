@@ -25,8 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from planner.record import record, replace
-from runtime.core import event as ev
-from runtime.core.event import UnitRole
+from runtime.core.fleet_event import CalibrationChanged, UnitRole
 from runtime.core.observation import Observation, ReplicaSeen, TrainerSeen, Work
 from runtime.core.state import ClusterState
 from runtime.core.unit_belief import Seen, seen_units
@@ -132,7 +131,7 @@ def calibrate(
     now_s: float,
     *,
     aside: Collection[str] = (),
-) -> tuple[tuple[ev.CalibrationChanged, ...], Calibrating]:
+) -> tuple[tuple[CalibrationChanged, ...], Calibrating]:
     """Close the blocks that are long enough; events for factors that changed materially.
 
     `model` is called only when a block closes; `now_s` is unix seconds. Devices `aside` are measured, but say nothing of their
@@ -266,15 +265,15 @@ def drift_of(device: str, peers: Mapping[str, Estimate]) -> float | None:
     return math.exp(peers[device].log_ratio - statistics.median(e.log_ratio for e in peers.values()))
 
 
-def _changes(now: Calibrating, state: ClusterState, aside: Collection[str]) -> tuple[ev.CalibrationChanged, ...]:
+def _changes(now: Calibrating, state: ClusterState, aside: Collection[str]) -> tuple[CalibrationChanged, ...]:
     kinds = {d.id: d.kind for d in state.present if d.id not in aside}
-    events: list[ev.CalibrationChanged] = []
+    events: list[CalibrationChanged] = []
     for (kind, role), peers in sorted(kind_estimates(now.estimates, kinds).items(), key=lambda x: x[0]):
         before, factor = state.calibration.get((kind, role), 1.0), factor_of(peers.values())
         if abs(math.log(factor / before)) < math.log1p(MATERIAL):
             continue
         events.append(
-            ev.CalibrationChanged(
+            CalibrationChanged(
                 kind=kind,
                 role=role,
                 factor=factor,

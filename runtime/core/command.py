@@ -4,12 +4,21 @@ import difflib
 
 from planner.override import Override, OverrideKind, Role
 from runtime.api.wire import Command, CommandResult
-from runtime.core import event as ev
+from runtime.core.event import Event, RunEndRequested
+from runtime.core.fleet_event import DeviceReleased
+from runtime.core.plan_event import (
+    CommandAccepted,
+    OverrideCleared,
+    OverrideSet,
+    PlanApproved,
+    PlanRejected,
+    ReplanRequested,
+)
 from runtime.core.state import ClusterState
 from runtime.errors import RefusedError
 
 
-def handle(c: Command, state: ClusterState, now_s: float) -> tuple[tuple[ev.Event, ...], CommandResult]:
+def handle(c: Command, state: ClusterState, now_s: float) -> tuple[tuple[Event, ...], CommandResult]:
     """Events to record (none when the key was answered before) and the answer. RefusedError when the daemon says no."""
     before = state.answers.get(c.key)
     if before is not None:
@@ -26,19 +35,19 @@ def handle(c: Command, state: ClusterState, now_s: float) -> tuple[tuple[ev.Even
         case "unpin":
             events, message, device = _unpin(c, state)
         case "replan":
-            events, message, device = (ev.ReplanRequested(author=c.author, reason=c.reason),), "planning anew", None
+            events, message, device = (ReplanRequested(author=c.author, reason=c.reason),), "planning anew", None
         case "approve" | "reject":
             events, message, device = _answer_proposal(c, state)
         case "down":
             reason = c.reason or "asked by the operator"
-            requested = () if state.ending else (ev.RunEndRequested(reason=reason, author=c.author),)
+            requested = () if state.ending else (RunEndRequested(reason=reason, author=c.author),)
             events, message, device = requested, "suspending samples, stopping the run", None
-    rev = max([state.override_rev, *(e.rev for e in events if isinstance(e, ev.OverrideSet | ev.OverrideCleared))])
+    rev = max([state.override_rev, *(e.rev for e in events if isinstance(e, OverrideSet | OverrideCleared))])
     plan_rev = state.plan.rev if state.plan is not None else None
     if c.name == "approve":
         plan_rev = c.plan_rev
     result = CommandResult(accepted=True, message=message, override_rev=rev, plan_rev=plan_rev)
-    accepted = ev.CommandAccepted(
+    accepted = CommandAccepted(
         key=c.key,
         name=c.name,
         message=message,
@@ -51,7 +60,7 @@ def handle(c: Command, state: ClusterState, now_s: float) -> tuple[tuple[ev.Even
     return (*events, accepted), result
 
 
-Outcome = tuple[tuple[ev.Event, ...], str, str | None]
+Outcome = tuple[tuple[Event, ...], str, str | None]
 
 
 def resolve(given: str | None, state: ClusterState) -> str:
@@ -81,18 +90,18 @@ def _cordon(c: Command, state: ClusterState, now_s: float) -> Outcome:
     wish = Override(device=device, kind=kind, author=c.author, reason=c.reason, at_s=now_s)
     _refuse_unless_viable(c, state, (*(o for o in state.overrides if o is not old), wish))
     message = f"{name} gets no new work; what runs there moves off"
-    return (ev.OverrideSet(override=wish, rev=state.override_rev + 1),), message, device
+    return (OverrideSet(override=wish, rev=state.override_rev + 1),), message, device
 
 
 def _uncordon(c: Command, state: ClusterState) -> Outcome:
     device = resolve(c.device, state)
     name, old = state.display(device), state.override(device, "cordon", "drain")
-    events: list[ev.Event] = []
+    events: list[Event] = []
     if state.devices[device].quarantined:
-        events.append(ev.DeviceReleased(device=device))
+        events.append(DeviceReleased(device=device))
     if old is not None:
         rev = state.override_rev + 1
-        events.append(ev.OverrideCleared(device=device, kind=old.kind, rev=rev, author=c.author, reason=c.reason))
+        events.append(OverrideCleared(device=device, kind=old.kind, rev=rev, author=c.author, reason=c.reason))
     return tuple(events), f"{name} may work again" if events else f"{name} is not cordoned", device
 
 
@@ -109,7 +118,7 @@ def _pin(c: Command, state: ClusterState, now_s: float) -> Outcome:
     old = state.override(device, "pin")
     if old is not None and old.role == c.role:
         return (), f"{name} is pinned to {c.role} already", device
-    events: list[ev.Event] = []
+    events: list[Event] = []
     rev = state.override_rev
     if c.role == "train":
         for other in _pinned_to_train(state, device):
@@ -121,15 +130,13 @@ def _pin(c: Command, state: ClusterState, now_s: float) -> Outcome:
                     hint=f"hexctl unpin {other_name} first, or --force to move the pin",
                 )
             rev += 1
-            events.append(
-                ev.OverrideCleared(device=other.device, kind="pin", rev=rev, author=c.author, reason=c.reason)
-            )
+            events.append(OverrideCleared(device=other.device, kind="pin", rev=rev, author=c.author, reason=c.reason))
     role: Role = c.role
     wish = Override(device=device, kind="pin", role=role, author=c.author, reason=c.reason, at_s=now_s)
-    cleared = {e.device for e in events if isinstance(e, ev.OverrideCleared)} | {device}
+    cleared = {e.device for e in events if isinstance(e, OverrideCleared)} | {device}
     others = tuple(o for o in state.overrides if o.kind != "pin" or o.device not in cleared)
     _refuse_unless_viable(c, state, (*others, wish))
-    events.append(ev.OverrideSet(override=wish, rev=rev + 1))
+    events.append(OverrideSet(override=wish, rev=rev + 1))
     return tuple(events), f"{name} is pinned to {role}", device
 
 
@@ -143,7 +150,7 @@ def _unpin(c: Command, state: ClusterState) -> Outcome:
     if old is None:
         return (), f"{name} is not pinned", device
     rev = state.override_rev + 1
-    cleared = ev.OverrideCleared(device=device, kind="pin", rev=rev, author=c.author, reason=c.reason)
+    cleared = OverrideCleared(device=device, kind="pin", rev=rev, author=c.author, reason=c.reason)
     return (cleared,), f"{name} is free for any role", device
 
 
@@ -181,6 +188,6 @@ def _answer_proposal(c: Command, state: ClusterState) -> Outcome:
             "that revision is old", where="plan_rev", got=c.plan_rev, expected=f"{rev}", hint="look at the plan again"
         )
     if c.name == "approve":
-        return (ev.PlanApproved(rev=rev, author=c.author),), f"plan r{rev} is in force", None
-    rejected = ev.PlanRejected(rev=rev, author=c.author, reason=c.reason)
+        return (PlanApproved(rev=rev, author=c.author),), f"plan r{rev} is in force", None
+    rejected = PlanRejected(rev=rev, author=c.author, reason=c.reason)
     return (rejected,), f"plan r{rev} is rejected", None

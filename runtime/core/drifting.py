@@ -25,10 +25,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from planner.record import record
-from runtime.core import event as ev
 from runtime.core.calibrating import KEEP, LEAST, LEAST_SAMPLES, MOST, RECENT, Calibrating, Recent, factor_for
 from runtime.core.calibrating import MATERIAL as STEP
-from runtime.core.event import UnitRole
+from runtime.core.fleet_event import DeviceDrifted, DeviceRetried, LearnedSpeed, SpeedsLearned, UnitRole
 from runtime.core.state import ClusterState, DeviceBelief
 from runtime.policy.drift import LEAST_SHARE, MATERIAL, DeviceDrift, DriftRule, watched
 
@@ -67,11 +66,11 @@ def remembered(state: ClusterState) -> Drifting:
 
 
 def learned(
-    now: Drifting, state: ClusterState, told: Sequence[ev.DeviceDrifted | ev.DeviceRetried]
-) -> tuple[ev.SpeedsLearned, ...]:
+    now: Drifting, state: ClusterState, told: Sequence[DeviceDrifted | DeviceRetried]
+) -> tuple[SpeedsLearned, ...]:
     """What has to be on record beside the verdicts `told`, so that the next ones are the same whoever makes them: exactly for
     devices that were judged, and to a calibration factor's step for the others. `state`: before the verdicts."""
-    judged = {d for e in told for d in (e.devices if isinstance(e, ev.DeviceDrifted) else (e.device,))}
+    judged = {d for e in told for d in (e.devices if isinstance(e, DeviceDrifted) else (e.device,))}
     known = {d.id: d for d in state.present}
     found = []
     for (device, role), past in now.pasts.items():
@@ -83,8 +82,8 @@ def learned(
         else:
             new = abs(past.log_ratio - old.log_ratio) > (0.0 if matters else math.log1p(STEP))
         if new:
-            found.append(ev.LearnedSpeed(device=device, role=role, log_ratio=past.log_ratio, blocks=past.blocks))
-    return (ev.SpeedsLearned(speeds=tuple(found)),) if found else ()
+            found.append(LearnedSpeed(device=device, role=role, log_ratio=past.log_ratio, blocks=past.blocks))
+    return (SpeedsLearned(speeds=tuple(found)),) if found else ()
 
 
 def aside(state: ClusterState, drifting: Drifting) -> frozenset[str]:
@@ -94,7 +93,7 @@ def aside(state: ClusterState, drifting: Drifting) -> frozenset[str]:
 
 def drift(
     calibrating: Calibrating, state: ClusterState, before: Drifting, rule: DriftRule, now_s: float
-) -> tuple[tuple[ev.DeviceDrifted | ev.DeviceRetried, ...], Drifting]:
+) -> tuple[tuple[DeviceDrifted | DeviceRetried, ...], Drifting]:
     """One look at units whose newest block ended now: events for devices that are slow, fast again or otherwise slow, and for
     slow ones that nobody could judge for long."""
     known = {d.id: d for d in state.present}
@@ -136,8 +135,8 @@ def _is_due(device: DeviceBelief, unjudged_s: float, rule: DriftRule) -> bool:
     return unjudged_s >= math.ldexp(rule.retry_s, min(device.recoveries, MOST_RETRY_DOUBLINGS))
 
 
-def _retried(device: DeviceBelief, unjudged_s: float) -> ev.DeviceRetried:
-    return ev.DeviceRetried(
+def _retried(device: DeviceBelief, unjudged_s: float) -> DeviceRetried:
+    return DeviceRetried(
         device=device.id, before=device.speed, unmeasured_s=unjudged_s, recoveries=device.recoveries + 1
     )
 
@@ -191,7 +190,7 @@ class _Look:
 
     def changes(
         self, unit: Recent, share: float, after: Mapping[str, DeviceDrift], now_s: float
-    ) -> tuple[ev.DeviceDrifted, ...]:
+    ) -> tuple[DeviceDrifted, ...]:
         """What is to be said of a unit's devices: one event for those that counted alike."""
         speed = min(1.0, max(LEAST_SHARE, share))
         found: dict[tuple[float, float], list[str]] = {}
@@ -203,7 +202,7 @@ class _Look:
                 found.setdefault((old, new), []).append(d)
         measured = unit.modelled_tokens_per_s * math.exp(unit.log_ratio)
         return tuple(
-            ev.DeviceDrifted(
+            DeviceDrifted(
                 devices=tuple(devices),
                 role=unit.role,
                 speed=new,
@@ -236,7 +235,7 @@ def speeds(state: ClusterState) -> dict[str, float]:
     return {d.id: d.speed for d in state.present if d.speed < 1}
 
 
-def drift_reason(e: ev.DeviceDrifted, names: str) -> str:
+def drift_reason(e: DeviceDrifted, names: str) -> str:
     """Why a plan is needed, or what happened, in words; `names`: of the devices."""
     one = len(e.devices) == 1
     verb = {"rollout": "generates" if one else "generate", "train": "trains" if one else "train"}[e.role]
@@ -246,6 +245,6 @@ def drift_reason(e: ev.DeviceDrifted, names: str) -> str:
     return f"{names} {verb} at {'its' if one else 'their'} kind's speed again, {of_plan} for {e.for_s:.0f} s"
 
 
-def retry_reason(e: ev.DeviceRetried, name: str) -> str:
+def retry_reason(e: DeviceRetried, name: str) -> str:
     """The same of a device that is tried again."""
     return f"{name} is tried at its kind's speed again: nobody could judge it for {e.unmeasured_s:.0f} s"

@@ -7,7 +7,7 @@ from typing import Literal
 from planner.override import Override
 from planner.record import record
 from runtime.api.wire import CommandResult
-from runtime.core.event import LearnedSpeed, UnitRole
+from runtime.core.fleet_event import LearnedSpeed, UnitRole
 from runtime.core.needing import Need
 from runtime.core.solved import SolvedPlan
 

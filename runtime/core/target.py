@@ -2,7 +2,7 @@
 
 from planner.plan import Placement
 from planner.record import record
-from runtime.core.event import UnitRole
+from runtime.core.fleet_event import UnitRole
 from runtime.core.state import ClusterState
 
 BACKOFF_FIRST_S = 2.0

@@ -10,9 +10,11 @@ from typing import Literal
 from planner.plan import Plan
 from planner.record import record, replace
 from planner.solution import Feasible, Solution
-from runtime.core import event as ev
+from runtime.core.event import Event
+from runtime.core.fleet_event import DeviceQuarantined
 from runtime.core.held import mates_in_doubt, newcomers
 from runtime.core.needing import Need
+from runtime.core.plan_event import PlanAdopted, PlanFoundInfeasible, PlanKept, PlanProposed, ProposalExpired
 from runtime.core.solved import PlanCause, SolvedPlan, shape
 from runtime.core.state import ClusterState
 from runtime.core.target import QUARANTINE_AFTER, against_override
@@ -84,17 +86,17 @@ def _retry(state: ClusterState, failed_s: float) -> Need:
     )
 
 
-def verdicts(state: ClusterState, now_s: float) -> tuple[ev.Event, ...]:
+def verdicts(state: ClusterState, now_s: float) -> tuple[Event, ...]:
     """What time and counters decide without any observation: quarantine, and proposals nobody answered."""
-    events: list[ev.Event] = []
+    events: list[Event] = []
     for d in state.present:
         if d.failures >= QUARANTINE_AFTER and not d.quarantined:
             reason = next(
                 (u.reason for u in state.units.values() if d.id in u.devices and u.reason), "units failed on it"
             )
-            events.append(ev.DeviceQuarantined(device=d.id, failures=d.failures, reason=reason))
+            events.append(DeviceQuarantined(device=d.id, failures=d.failures, reason=reason))
     if state.proposal is not None and now_s >= state.proposal.expires_at_s:
-        events.append(ev.ProposalExpired(rev=state.proposal.solved.rev))
+        events.append(ProposalExpired(rev=state.proposal.solved.rev))
     return tuple(events)
 
 
@@ -113,7 +115,7 @@ def judge(
     now_s: float,
     now_tokens_per_s: float | None = None,
     drift: DriftRule | None = None,
-) -> ev.Event:
+) -> Event:
     """What becomes of the planner's answer: adopted, proposed, kept or infeasible.
 
     `now_tokens_per_s`: prediction of the plan in force under the same problem as the answer's, so that a calibration that
@@ -122,10 +124,10 @@ def judge(
     """
     trigger = trigger_words(need)
     if not isinstance(solution, Feasible):
-        return ev.PlanFoundInfeasible(trigger=trigger, message=solution.message, need_rev=need.rev)
+        return PlanFoundInfeasible(trigger=trigger, message=solution.message, need_rev=need.rev)
     in_force = state.plan
     if in_force is not None and shape(in_force.plan) == shape(solution.plan):
-        return ev.PlanKept(trigger=trigger, solve_s=solve_s, need_rev=need.rev)
+        return PlanKept(trigger=trigger, solve_s=solve_s, need_rev=need.rev)
     if drift is not None and need.causes == {"drift"} and now_tokens_per_s is not None:
         then, cost_s = solution.prediction.tokens_per_s, move_s(state)
         if not pays(now_tokens_per_s, then, cost_s, drift):
@@ -133,13 +135,13 @@ def judge(
             why = (
                 f"{gain:+.1%} tokens/s would not pay for a move of {cost_s:.0f} s within {drift.payback_s / 60:.0f} min"
             )
-            return ev.PlanKept(trigger=trigger, solve_s=solve_s, need_rev=need.rev, why=why)
+            return PlanKept(trigger=trigger, solve_s=solve_s, need_rev=need.rev, why=why)
     solved = solved_plan(solution, rev=state.plan_rev + 1, trigger=trigger, solve_s=solve_s, now_s=now_s)
     if rule.mode == "ask" and in_force is not None and not _without_asking(state, need, in_force, solution.plan):
         now = now_tokens_per_s or in_force.prediction.tokens_per_s
         share = solution.prediction.tokens_per_s / now - 1.0 if now > 0 else None
-        return ev.PlanProposed(solved=solved, expires_at_s=now_s + rule.expires_s, gain_share=share, need_rev=need.rev)
-    return ev.PlanAdopted(solved=solved, need_rev=need.rev)
+        return PlanProposed(solved=solved, expires_at_s=now_s + rule.expires_s, gain_share=share, need_rev=need.rev)
+    return PlanAdopted(solved=solved, need_rev=need.rev)
 
 
 def solved_plan(solution: Feasible, *, rev: int, trigger: str, solve_s: float, now_s: float) -> SolvedPlan:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from planner.record import record, replace
-from runtime.core import event as ev
+from runtime.core.event import Event
+from runtime.core.fleet_event import UnitAdopted, UnitAppeared, UnitDied, UnitDrained, UnitRole, UnitServed, UnitStopped
 from runtime.core.limits import Limits, Progress, Since
 from runtime.core.observation import Observation, ReplicaSeen, TrainerSeen
 from runtime.core.state import ClusterState, Unit
@@ -33,15 +34,15 @@ class Look:
         return any(d in self.lost for d in unit.devices)
 
 
-def unit_events(obs: Observation, state: ClusterState, look: Look) -> list[ev.Event]:
+def unit_events(obs: Observation, state: ClusterState, look: Look) -> list[Event]:
     """What changed about units between the state and the observation."""
     seen = {(u.id, u.epoch): u for u in seen_units(obs)}
-    events: list[ev.Event] = []
+    events: list[Event] = []
     for u in seen.values():
         known = state.units.get(u.id)
         if known is None or known.epoch < u.epoch:
-            role: ev.UnitRole = "rollout" if isinstance(u, ReplicaSeen) else "train"
-            events.append(ev.UnitAdopted(unit=u.id, role=role, epoch=u.epoch, devices=u.devices))
+            role: UnitRole = "rollout" if isinstance(u, ReplicaSeen) else "train"
+            events.append(UnitAdopted(unit=u.id, role=role, epoch=u.epoch, devices=u.devices))
     for unit in state.units.values():
         if unit.status == "stopped":
             continue
@@ -54,20 +55,20 @@ def unit_events(obs: Observation, state: ClusterState, look: Look) -> list[ev.Ev
     return events
 
 
-def _with_held(cause: ev.UnitDied, unit: Unit, found: Seen, look: Look) -> ev.UnitDied:
+def _with_held(cause: UnitDied, unit: Unit, found: Seen, look: Look) -> UnitDied:
     leased = found.leased if isinstance(found, ReplicaSeen) else 0
     held = max(leased, look.held.get((unit.id, unit.epoch), 0))
     return replace(cause, held=held, device_lost=look.lost_device(unit))
 
 
-def _absent(unit: Unit, look: Look) -> list[ev.Event]:
+def _absent(unit: Unit, look: Look) -> list[Event]:
     """A unit of the record that the observation does not show."""
     absent_s = look.since.held_s(f"absent-{unit.epoch}", unit.id)
     if unit.ordered("stop"):
         stopping_s = look.since.held_s(f"stopping-{unit.epoch}", unit.id)
         settle_s = look.limits.unseen_settle_s if unit.status == "ordered" else look.limits.settle_s
         gone = min(absent_s, stopping_s) >= settle_s
-        return [ev.UnitStopped(unit=unit.id, epoch=unit.epoch)] if gone else []
+        return [UnitStopped(unit=unit.id, epoch=unit.epoch)] if gone else []
     if unit.status == "dead":
         return []
     if unit.status == "ordered":
@@ -79,16 +80,16 @@ def _absent(unit: Unit, look: Look) -> list[ev.Event]:
     else:
         return []
     held = look.held.get((unit.id, unit.epoch), 0)
-    return [ev.UnitDied(unit=unit.id, epoch=unit.epoch, reason=reason, held=held, device_lost=look.lost_device(unit))]
+    return [UnitDied(unit=unit.id, epoch=unit.epoch, reason=reason, held=held, device_lost=look.lost_device(unit))]
 
 
-def _death(unit: Unit, found: Seen, look: Look) -> ev.UnitDied | None:
+def _death(unit: Unit, found: Seen, look: Look) -> UnitDied | None:
     """The sure sign of its death, or None."""
     limits = look.limits
     match found.phase:
         case "dead":
             ended = "its device was lost" if look.lost_device(unit) else "its process ended"
-            return ev.UnitDied(unit=unit.id, epoch=unit.epoch, reason=found.reason or ended)
+            return UnitDied(unit=unit.id, epoch=unit.epoch, reason=found.reason or ended)
         case "unknown":
             silent_s = max(look.since.held_s(f"unknown-{unit.epoch}", unit.id), found.age_s or 0.0)
             return _hung(unit, f"no sign for {silent_s:.0f} s") if silent_s > limits.unknown_s else None
@@ -114,7 +115,7 @@ def _death(unit: Unit, found: Seen, look: Look) -> ev.UnitDied | None:
     return _stalled(unit, found, look)
 
 
-def _stalled(unit: Unit, found: ReplicaSeen, look: Look) -> ev.UnitDied | None:
+def _stalled(unit: Unit, found: ReplicaSeen, look: Look) -> UnitDied | None:
     """Liveness of a replica is an exchange with flow and a generated token, not that its process answers."""
     if not look.flow_fresh:
         return None  # flow's silence makes every exchange old
@@ -127,19 +128,19 @@ def _stalled(unit: Unit, found: ReplicaSeen, look: Look) -> ev.UnitDied | None:
     return None
 
 
-def _hung(unit: Unit, reason: str) -> ev.UnitDied:
-    return ev.UnitDied(unit=unit.id, epoch=unit.epoch, reason=reason, hung=True)
+def _hung(unit: Unit, reason: str) -> UnitDied:
+    return UnitDied(unit=unit.id, epoch=unit.epoch, reason=reason, hung=True)
 
 
-def _progressed(unit: Unit, found: Seen, now_s: float) -> list[ev.Event]:
+def _progressed(unit: Unit, found: Seen, now_s: float) -> list[Event]:
     """Good news of a living unit."""
-    events: list[ev.Event] = []
+    events: list[Event] = []
     if unit.status == "ordered" and found.phase == "starting":
-        events.append(ev.UnitAppeared(unit=unit.id, epoch=unit.epoch, pid=found.pid))
+        events.append(UnitAppeared(unit=unit.id, epoch=unit.epoch, pid=found.pid))
     if unit.status in ("ordered", "seen") and found.phase in ("serving", "running"):
         version = found.version if isinstance(found, ReplicaSeen) else found.step
         after_s = max(0.0, now_s - unit.ordered_at_s)
-        events.append(ev.UnitServed(unit=unit.id, epoch=unit.epoch, version=version, after_s=after_s, pid=found.pid))
+        events.append(UnitServed(unit=unit.id, epoch=unit.epoch, version=version, after_s=after_s, pid=found.pid))
     if unit.status in ("ordered", "seen", "serving") and found.phase in ("drained", "quiesced"):
-        events.append(ev.UnitDrained(unit=unit.id, epoch=unit.epoch))
+        events.append(UnitDrained(unit=unit.id, epoch=unit.epoch))
     return events

@@ -11,7 +11,7 @@ from planner.record import record
 from runtime.api.wire import CalibrationRow, DeviceRow, FlowView, PlacementRow, PlanView, Proposal
 from runtime.core.actual import Body, bodies
 from runtime.core.calibrating import Calibrating, Estimate, drift_of, factor_of, kind_estimates
-from runtime.core.event import UnitRole
+from runtime.core.fleet_event import UnitRole
 from runtime.core.limits import Limits, Rate
 from runtime.core.observation import DeviceSample, DeviceSeen, Observation, ReplicaSeen, TrainerSeen
 from runtime.core.solved import SolvedPlan

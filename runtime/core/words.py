@@ -5,8 +5,58 @@ from typing import assert_never
 
 from planner.record import record
 from runtime.api.wire import EventRow, Level
-from runtime.core import event as ev
 from runtime.core.drifting import drift_reason, retry_reason
+from runtime.core.event import (
+    DaemonStarted,
+    Event,
+    FlowAnswered,
+    FlowFellSilent,
+    MilestoneReached,
+    RunEnded,
+    RunEndRequested,
+    Stored,
+    kind,
+)
+from runtime.core.fleet_event import (
+    CalibrationChanged,
+    DeviceAnswered,
+    DeviceBecameHostBound,
+    DeviceCaughtUp,
+    DeviceDrifted,
+    DeviceJoined,
+    DeviceLost,
+    DeviceQuarantined,
+    DeviceReleased,
+    DeviceRetried,
+    DeviceWentStale,
+    SpeedsLearned,
+    StepOrdered,
+    UnitAdopted,
+    UnitAppeared,
+    UnitDied,
+    UnitDrained,
+    UnitServed,
+    UnitStopped,
+)
+from runtime.core.plan_event import (
+    CommandAccepted,
+    FloorWaived,
+    MigrationBlocked,
+    MigrationUnblocked,
+    OverrideCleared,
+    OverrideSet,
+    PlanAdopted,
+    PlanApproved,
+    PlanFoundInfeasible,
+    PlanKept,
+    PlanningFailed,
+    PlanningStarted,
+    PlanProposed,
+    PlanReached,
+    PlanRejected,
+    ProposalExpired,
+    ReplanRequested,
+)
 from runtime.core.solved import SolvedPlan
 from runtime.core.state import ClusterState
 
@@ -22,62 +72,62 @@ class Words:
     level: Level = "info"
 
 
-def row(stored: ev.Stored, state: ClusterState) -> EventRow:
+def row(stored: Stored, state: ClusterState) -> EventRow:
     """An event as the console shows it; `state` gives devices their names."""
     w = words(stored.event, state.display)
     return EventRow(
         seq=stored.seq,
         at_s=stored.at_s,
         level=w.level,
-        kind=ev.kind(stored.event),
+        kind=kind(stored.event),
         message=w.message,
         subject=w.subject,
     )
 
 
-def words(event: ev.Event, display: Display) -> Words:
+def words(event: Event, display: Display) -> Words:
     """Level, subject and sentence of an event."""
     match event:
         case (
-            ev.DeviceJoined()
-            | ev.DeviceLost()
-            | ev.DeviceWentStale()
-            | ev.DeviceAnswered()
-            | ev.DeviceBecameHostBound()
-            | ev.DeviceCaughtUp()
-            | ev.DeviceQuarantined()
-            | ev.DeviceReleased()
+            DeviceJoined()
+            | DeviceLost()
+            | DeviceWentStale()
+            | DeviceAnswered()
+            | DeviceBecameHostBound()
+            | DeviceCaughtUp()
+            | DeviceQuarantined()
+            | DeviceReleased()
         ):
             return _device_words(event, display(event.device))
-        case ev.DeviceDrifted():
+        case DeviceDrifted():
             return _drift_words(event, display)
-        case ev.DeviceRetried():
+        case DeviceRetried():
             return Words(message=retry_reason(event, display(event.device)), subject=event.device)
-        case ev.SpeedsLearned():
+        case SpeedsLearned():
             return Words(message=f"noted what {_names(tuple({s.device: None for s in event.speeds}), display)} showed")
-        case ev.UnitAppeared() | ev.UnitServed() | ev.UnitDrained() | ev.UnitDied() | ev.UnitStopped():
+        case UnitAppeared() | UnitServed() | UnitDrained() | UnitDied() | UnitStopped():
             return _unit_words(event)
-        case ev.UnitAdopted():
+        case UnitAdopted():
             what = f"{event.unit} on {_names(event.devices, display)} adopted as it is"
             return Words(message=what, subject=event.unit, level="warning")
-        case ev.StepOrdered():
+        case StepOrdered():
             return Words(message=_step_words(event, display), subject=event.unit)
-        case ev.OverrideSet() | ev.OverrideCleared() | ev.CommandAccepted() | ev.ReplanRequested():
+        case OverrideSet() | OverrideCleared() | CommandAccepted() | ReplanRequested():
             return _operator_words(event, display)
         case (
-            ev.PlanningStarted()
-            | ev.PlanAdopted()
-            | ev.PlanProposed()
-            | ev.PlanApproved()
-            | ev.PlanRejected()
-            | ev.ProposalExpired()
-            | ev.PlanKept()
-            | ev.PlanFoundInfeasible()
-            | ev.PlanningFailed()
-            | ev.PlanReached()
+            PlanningStarted()
+            | PlanAdopted()
+            | PlanProposed()
+            | PlanApproved()
+            | PlanRejected()
+            | ProposalExpired()
+            | PlanKept()
+            | PlanFoundInfeasible()
+            | PlanningFailed()
+            | PlanReached()
         ):
             return _plan_words(event, display)
-        case ev.CalibrationChanged():
+        case CalibrationChanged():
             return _calibration_words(event)
         case _:
             return _run_words(event)
@@ -92,72 +142,72 @@ def _by(author: str, reason: str) -> str:
 
 
 def _device_words(
-    event: ev.DeviceJoined
-    | ev.DeviceLost
-    | ev.DeviceWentStale
-    | ev.DeviceAnswered
-    | ev.DeviceBecameHostBound
-    | ev.DeviceCaughtUp
-    | ev.DeviceQuarantined
-    | ev.DeviceReleased,
+    event: DeviceJoined
+    | DeviceLost
+    | DeviceWentStale
+    | DeviceAnswered
+    | DeviceBecameHostBound
+    | DeviceCaughtUp
+    | DeviceQuarantined
+    | DeviceReleased,
     name: str,
 ) -> Words:
     match event:
-        case ev.DeviceJoined():
+        case DeviceJoined():
             return Words(message=f"{name} ({event.kind}) joined", subject=event.device)
-        case ev.DeviceLost():
+        case DeviceLost():
             return Words(message=f"{name} lost ({event.reason})", subject=event.device, level="error")
-        case ev.DeviceWentStale():
+        case DeviceWentStale():
             note = f" ({event.note})" if event.note else ""
             message = f"no news of {name} for {event.age_s:.0f} s{note}; it counts as there until that is known"
             return Words(message=message, subject=event.device, level="warning")
-        case ev.DeviceAnswered():
+        case DeviceAnswered():
             return Words(message=f"{name} answers again", subject=event.device)
-        case ev.DeviceBecameHostBound():
+        case DeviceBecameHostBound():
             lag = "" if event.lag_share is None else f" by {event.lag_share:.0%}"
             message = f"{name} is behind its clock{lag}: the host is too slow, its figures do not count"
             return Words(message=message, subject=event.device, level="warning")
-        case ev.DeviceCaughtUp():
+        case DeviceCaughtUp():
             return Words(message=f"{name} keeps its clock again", subject=event.device)
-        case ev.DeviceQuarantined():
+        case DeviceQuarantined():
             message = f"{name} quarantined after {event.failures} failures ({event.reason}); uncordon it to try again"
             return Words(message=message, subject=event.device, level="error")
-        case ev.DeviceReleased():
+        case DeviceReleased():
             return Words(message=f"{name} released from quarantine", subject=event.device)
         case _:
             assert_never(event)
 
 
-def _drift_words(event: ev.DeviceDrifted, display: Display) -> Words:
+def _drift_words(event: DeviceDrifted, display: Display) -> Words:
     rates = f"{event.measured_tokens_per_s:,.0f} instead of {event.assumed_tokens_per_s:,.0f} tokens/s"
     message = f"{drift_reason(event, _names(event.devices, display))} ({rates})"
     return Words(message=message, subject=event.devices[0], level="warning" if event.speed < 1 else "info")
 
 
-def _unit_words(event: ev.UnitAppeared | ev.UnitServed | ev.UnitDrained | ev.UnitDied | ev.UnitStopped) -> Words:
+def _unit_words(event: UnitAppeared | UnitServed | UnitDrained | UnitDied | UnitStopped) -> Words:
     unit = event.unit
     match event:
-        case ev.UnitAppeared():
+        case UnitAppeared():
             pid = "" if event.pid is None else f" (pid {event.pid})"
             return Words(message=f"{unit} starting{pid}", subject=unit)
-        case ev.UnitServed():
+        case UnitServed():
             version = "" if event.version is None else f" at version {event.version}"
             pid = "" if event.pid is None else f" (pid {event.pid})"
             message = f"{unit}{pid} in service{version}, {event.after_s:.1f} s after its start"
             return Words(message=message, subject=unit)
-        case ev.UnitDrained():
+        case UnitDrained():
             return Words(message=f"{unit} holds nothing any more", subject=unit)
-        case ev.UnitDied():
+        case UnitDied():
             rest = f"; its {event.held} samples go on elsewhere from their tokens" if event.held else ""
             message = f"{unit} {'hung' if event.hung else 'died'} ({event.reason}){rest}"
             return Words(message=message, subject=unit, level="error")
-        case ev.UnitStopped():
+        case UnitStopped():
             return Words(message=f"{unit} stopped, its devices are free", subject=unit)
         case _:
             assert_never(event)
 
 
-def _step_words(event: ev.StepOrdered, display: Display) -> str:
+def _step_words(event: StepOrdered, display: Display) -> str:
     verb = event.id.split("-", 1)[0]
     on = f" on {_names(event.devices, display)}" if event.devices else ""
     at = " at its next step boundary" if verb == "quiesce" else ""
@@ -165,10 +215,10 @@ def _step_words(event: ev.StepOrdered, display: Display) -> str:
 
 
 def _operator_words(
-    event: ev.OverrideSet | ev.OverrideCleared | ev.CommandAccepted | ev.ReplanRequested, display: Display
+    event: OverrideSet | OverrideCleared | CommandAccepted | ReplanRequested, display: Display
 ) -> Words:
     match event:
-        case ev.OverrideSet():
+        case OverrideSet():
             o = event.override
             what = (
                 f"{display(o.device)} "
@@ -179,13 +229,13 @@ def _operator_words(
                 }[o.kind]
             )
             return Words(message=what + _by(o.author, o.reason), subject=o.device, level="warning")
-        case ev.OverrideCleared():
+        case OverrideCleared():
             what = f"{display(event.device)} {'unpinned' if event.kind == 'pin' else 'uncordoned'}"
             return Words(message=what + _by(event.author, event.reason), subject=event.device)
-        case ev.CommandAccepted():
+        case CommandAccepted():
             by = f" ({event.author})" if event.author else ""
             return Words(message=f"{event.name}{by}: {event.message}", subject=event.device or "")
-        case ev.ReplanRequested():
+        case ReplanRequested():
             return Words(message="new plan asked for" + _by(event.author, event.reason))
         case _:
             assert_never(event)
@@ -200,49 +250,49 @@ def _solved_words(s: SolvedPlan, display: Display) -> str:
 
 
 def _plan_words(
-    event: ev.PlanningStarted
-    | ev.PlanAdopted
-    | ev.PlanProposed
-    | ev.PlanApproved
-    | ev.PlanRejected
-    | ev.ProposalExpired
-    | ev.PlanKept
-    | ev.PlanFoundInfeasible
-    | ev.PlanningFailed
-    | ev.PlanReached,
+    event: PlanningStarted
+    | PlanAdopted
+    | PlanProposed
+    | PlanApproved
+    | PlanRejected
+    | ProposalExpired
+    | PlanKept
+    | PlanFoundInfeasible
+    | PlanningFailed
+    | PlanReached,
     display: Display,
 ) -> Words:
     match event:
-        case ev.PlanningStarted():
+        case PlanningStarted():
             return Words(message=f"planning: {event.trigger}")
-        case ev.PlanAdopted():
+        case PlanAdopted():
             s = event.solved
             return Words(message=f"plan r{s.rev} in force ({s.trigger}): {_solved_words(s, display)}")
-        case ev.PlanProposed():
+        case PlanProposed():
             s, gain = event.solved, event.gain_share
             more = "" if gain is None else f", {gain:+.1%} tokens/s"
             message = f"plan r{s.rev} proposed ({s.trigger}){more}: {_solved_words(s, display)}"
             return Words(message=message, level="warning")
-        case ev.PlanApproved():
+        case PlanApproved():
             return Words(message=f"plan r{event.rev} approved{_by(event.author, '')}")
-        case ev.PlanRejected():
+        case PlanRejected():
             return Words(message=f"plan r{event.rev} rejected{_by(event.author, event.reason)}")
-        case ev.ProposalExpired():
+        case ProposalExpired():
             return Words(message=f"proposal r{event.rev} expired unanswered", level="warning")
-        case ev.PlanKept():
+        case PlanKept():
             why = event.why or f"nothing better found in {event.solve_s:.1f} s"
             return Words(message=f"plan kept ({event.trigger}): {why}")
-        case ev.PlanFoundInfeasible():
+        case PlanFoundInfeasible():
             return Words(message=f"no plan exists ({event.trigger}): {event.message}", level="error")
-        case ev.PlanningFailed():
+        case PlanningFailed():
             return Words(message=f"planning failed ({event.trigger}): {event.message}", level="error")
-        case ev.PlanReached():
+        case PlanReached():
             return Words(message=f"plan r{event.rev} is in place")
         case _:
             assert_never(event)
 
 
-def _calibration_words(event: ev.CalibrationChanged) -> Words:
+def _calibration_words(event: CalibrationChanged) -> Words:
     verb = "generates" if event.role == "rollout" else "trains"
     message = (
         f"{event.kind} {verb} at {event.factor:.2f} of the modelled speed, not {event.before:.2f} "
@@ -253,39 +303,39 @@ def _calibration_words(event: ev.CalibrationChanged) -> Words:
 
 
 def _run_words(
-    event: ev.DaemonStarted
-    | ev.FloorWaived
-    | ev.MigrationBlocked
-    | ev.MigrationUnblocked
-    | ev.FlowFellSilent
-    | ev.FlowAnswered
-    | ev.MilestoneReached
-    | ev.RunEndRequested
-    | ev.RunEnded,
+    event: DaemonStarted
+    | FloorWaived
+    | MigrationBlocked
+    | MigrationUnblocked
+    | FlowFellSilent
+    | FlowAnswered
+    | MilestoneReached
+    | RunEndRequested
+    | RunEnded,
 ) -> Words:
     match event:
-        case ev.DaemonStarted():
+        case DaemonStarted():
             what = "takes the living run over as it is" if event.adopted else "starts"
             return Words(message=f"daemon {event.epoch} (pid {event.pid}) {what}")
-        case ev.FloorWaived():
+        case FloorWaived():
             return Words(message=f"rollout pauses for a while: {event.reason}", level="warning")
-        case ev.MigrationBlocked():
+        case MigrationBlocked():
             options = f"; options: {'; '.join(event.options)}" if event.options else ""
             return Words(message=f"blocked: {event.reason}{options}", level="error")
-        case ev.MigrationUnblocked():
+        case MigrationUnblocked():
             return Words(message="no longer blocked")
-        case ev.FlowFellSilent():
+        case FlowFellSilent():
             age = "" if event.age_s is None else f" for {event.age_s:.0f} s"
             return Words(message=f"flow does not answer{age}; replicas buffer and wait", level="error")
-        case ev.FlowAnswered():
+        case FlowAnswered():
             pid = "" if event.pid is None else f" (pid {event.pid})"
             return Words(message=f"flow answers{pid}")
-        case ev.MilestoneReached():
+        case MilestoneReached():
             return Words(message=f"{event.name}: {event.detail}")
-        case ev.RunEndRequested():
+        case RunEndRequested():
             by = f" by {event.author}" if event.author else ""
             return Words(message=f"the run ends{by}: {event.reason}")
-        case ev.RunEnded():
+        case RunEnded():
             return Words(message=f"run ended: {event.reason}", level="error" if event.failed else "info")
         case _:
             assert_never(event)

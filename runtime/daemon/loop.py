@@ -17,18 +17,27 @@ from planner.record import record, replace
 from planner.solution import Solution
 from runtime.api.wire import Command, CommandResult, EventRow, Snapshot
 from runtime.backends.protocol import Allotting, Backend
-from runtime.core import event as ev
 from runtime.core.action import StartReplica, StartTrainer, Step
 from runtime.core.actual import bodies
 from runtime.core.belief import believe
 from runtime.core.calibrating import Calibrating, calibrate, without_units_gone
 from runtime.core.command import handle
 from runtime.core.drifting import Drifting, aside, doubtful, drift, learned, remembered, speeds
+from runtime.core.event import UNSAID, DaemonStarted, Event, MilestoneReached
+from runtime.core.fleet_event import DeviceJoined, DeviceLost, StepOrdered
 from runtime.core.fold import fold
 from runtime.core.limits import Limits, Memory, stretched
 from runtime.core.modelled import CostedWork, corrected, rescored
 from runtime.core.needing import Need, outdates
 from runtime.core.observation import Observation
+from runtime.core.plan_event import (
+    FloorWaived,
+    MigrationBlocked,
+    MigrationUnblocked,
+    PlanningFailed,
+    PlanningStarted,
+    PlanReached,
+)
 from runtime.core.reconcile import Blocked, Converged, Next, Steps, next_steps
 from runtime.core.snapshot import SHOWN_EVENTS, Facts, snapshot
 from runtime.core.state import ClusterState
@@ -114,7 +123,7 @@ class Loop:
     def _restore(self) -> None:
         for stored in self._store.read():
             self.state = fold(self.state, (stored,))
-            if not isinstance(stored.event, ev.UNSAID):
+            if not isinstance(stored.event, UNSAID):
                 self._rows.append(row(stored, self.state))
 
     @property
@@ -131,22 +140,22 @@ class Loop:
 
     def begin(self, *, epoch: int, pid: int, adopted: bool, devices: Iterable[Device], now_s: float) -> None:
         """Record that this daemon took over, and the fleet as it was found."""
-        self.record([ev.DaemonStarted(epoch=epoch, pid=pid, adopted=adopted)], now_s)
+        self.record([DaemonStarted(epoch=epoch, pid=pid, adopted=adopted)], now_s)
         self._drifting = remembered(self.state)
         found = {d.id: d for d in devices}
         gone = [d.id for d in self.state.present if d.id not in found] if not adopted else []
         new = [d for d in found.values() if d.id not in self.state.devices or self.state.devices[d.id].lost]
-        joined = [ev.DeviceJoined(device=d.id, kind=d.kind, node=d.node, index=d.index, region=d.region) for d in new]
-        self.record([*(ev.DeviceLost(device=d, reason="not found at the start") for d in gone), *joined], now_s)
+        joined = [DeviceJoined(device=d.id, kind=d.kind, node=d.node, index=d.index, region=d.region) for d in new]
+        self.record([*(DeviceLost(device=d, reason="not found at the start") for d in gone), *joined], now_s)
 
-    def record(self, events: Iterable[ev.Event], now_s: float) -> None:
+    def record(self, events: Iterable[Event], now_s: float) -> None:
         """Write events down, fold them in and say them. Raises RunError when the store cannot keep them."""
         stored = self._store.append(tuple(events), now_s)
         for s in stored:
             before = self.state
             self.state = fold(self.state, (s,))
-            shown = row(s, self.state if isinstance(s.event, ev.DeviceJoined) else before)
-            if isinstance(s.event, ev.UNSAID):
+            shown = row(s, self.state if isinstance(s.event, DeviceJoined) else before)
+            if isinstance(s.event, UNSAID):
                 continue
             self._rows.append(shown)
             logger.log(_LEVELS[shown.level], "%s", shown.message)
@@ -213,7 +222,7 @@ class Loop:
             return
         serving = {u.role for u in self.state.units.values() if u.status == "serving"}
         if serving >= {"train", "rollout"}:
-            self.record([ev.MilestoneReached(name=IN_SERVICE, detail="a trainer and a replica are at work")], now_s)
+            self.record([MilestoneReached(name=IN_SERVICE, detail="a trainer and a replica are at work")], now_s)
 
     def _plan(self, now_s: float) -> None:
         if self._working is not None and outdates(self.state.need, self._working):
@@ -238,11 +247,11 @@ class Loop:
             problem = self._problem(devices, overrides, state.plan.plan if state.plan else None)
             problem = self._as_slow_as_they_are(corrected(problem, state.calibration), need)
         except HexError as e:
-            failed = ev.PlanningFailed(trigger=trigger_words(need), message=str(e), need_rev=need.rev)
+            failed = PlanningFailed(trigger=trigger_words(need), message=str(e), need_rev=need.rev)
             self.record([failed], now_s)
             return
         self._working, self._asked = need, problem
-        started = ev.PlanningStarted(
+        started = PlanningStarted(
             trigger=trigger_words(need),
             drift="drift" in need.causes,
             doubtful=tuple(sorted(doubtful(self._drifting))) if "drift" in need.causes else (),
@@ -263,7 +272,7 @@ class Loop:
     def _take(self, answer: PlanningAnswer, need: Need, now_s: float) -> None:
         self._working = None
         if answer.solution is None:
-            event: ev.Event = ev.PlanningFailed(trigger=trigger_words(need), message=answer.error, need_rev=need.rev)
+            event: Event = PlanningFailed(trigger=trigger_words(need), message=answer.error, need_rev=need.rev)
         else:
             event = judge(
                 self.state,
@@ -293,21 +302,21 @@ class Loop:
             case Blocked():
                 planning = self.state.need is not None or self._planning.busy
                 if not planning and not self.state.blocked:
-                    blocked = ev.MigrationBlocked(reason=self.next.reason, options=self.next.options)
+                    blocked = MigrationBlocked(reason=self.next.reason, options=self.next.options)
                     self.record([blocked], now_s)
             case Converged():
                 self._applied.clear()
                 plan = self.state.plan
                 if plan is not None and self.state.reached_rev != plan.rev:
-                    self.record([ev.PlanReached(rev=plan.rev)], now_s)
+                    self.record([PlanReached(rev=plan.rev)], now_s)
 
     def _take_steps(self, backend: Backend, steps: Steps, now_s: float) -> None:
         """Record what is new, then apply; what was recorded before is applied again when it seems to be lost."""
         state = self.state
         rev = state.plan.rev if state.plan is not None else 0
-        events: list[ev.Event] = [ev.MigrationUnblocked()] if state.blocked else []
+        events: list[Event] = [MigrationUnblocked()] if state.blocked else []
         if steps.waived and state.floor_waived_rev != rev:
-            events.append(ev.FloorWaived(rev=rev, reason=steps.waived))
+            events.append(FloorWaived(rev=rev, reason=steps.waived))
         events += [_ordered(s, rev) for s in steps.now if not _is_recorded(s, state)]
         self.record(events, now_s)
         ids = {s.id for s in steps.now}
@@ -344,7 +353,7 @@ class Loop:
 
     def events(self, after: int, limit: int) -> tuple[EventRow, ...]:
         """Events from the store, in words."""
-        stored = self._store.read(after, limit, without=ev.UNSAID)
+        stored = self._store.read(after, limit, without=UNSAID)
         return tuple(row(s, self.state) for s in stored)
 
 
@@ -361,6 +370,6 @@ def _unit_of(step: Step) -> str:
             return step.id.split(":")[1]
 
 
-def _ordered(step: Step, plan_rev: int) -> ev.StepOrdered:
+def _ordered(step: Step, plan_rev: int) -> StepOrdered:
     devices = step.devices if isinstance(step, StartReplica | StartTrainer) else ()
-    return ev.StepOrdered(id=step.id, unit=_unit_of(step), epoch=step.epoch, devices=devices, plan_rev=plan_rev)
+    return StepOrdered(id=step.id, unit=_unit_of(step), epoch=step.epoch, devices=devices, plan_rev=plan_rev)

@@ -20,7 +20,7 @@ from runtime.api.wire import FleetLabel, RunView
 from runtime.backends.protocol import Attentive, Backend, Gathering
 from runtime.config.calibration import load_calibration
 from runtime.config.drift import drift_rule
-from runtime.core import event as ev
+from runtime.core.event import RunEnded, RunEndRequested
 from runtime.core.limits import CPU_LEASE_S, CPU_LIMITS, Limits
 from runtime.core.snapshot import Facts
 from runtime.core.trigger import ConsentRule
@@ -276,7 +276,7 @@ class Service:
         elif self._options.for_s is not None and self._lived_s() >= self._options.for_s:
             reason = f"time limit reached ({self._options.for_s:g} s)"
         if reason:
-            loop.record([ev.RunEndRequested(reason=reason)], time.time())
+            loop.record([RunEndRequested(reason=reason)], time.time())
         return bool(reason)
 
     def _lived_s(self) -> float:
@@ -290,14 +290,14 @@ class Service:
         """Suspend, stop, write down. An interrupt is 130, everything else 0."""
         loop = self._loop
         if not loop.state.ending:
-            loop.record([ev.RunEndRequested(reason="interrupted (Ctrl-C)")], time.time())
+            loop.record([RunEndRequested(reason="interrupted (Ctrl-C)")], time.time())
         reason = loop.state.ending
         self._say("suspending samples to the ledger, stopping actors")
         self._desk.announce()
         failure = ""
         if loop.backend is not None:
             failure = await self._finish_backend(loop.backend)
-        loop.record([ev.RunEnded(reason=failure or reason, failed=bool(failure))], time.time())
+        loop.record([RunEnded(reason=failure or reason, failed=bool(failure))], time.time())
         loop.failed, loop.progress = bool(failure), ()
         update_run(self._opened.paths.folder, state="ended", ending=failure or reason)
         self._desk.announce()

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable
 
 from planner.cluster import Device
-from planner.plan import Placement, Plan, Prediction
+from planner.plan import Plan, Prediction
 from planner.problem import Problem
 from planner.record import replace
 from planner.repair import repair
@@ -21,14 +21,14 @@ from runtime.core.trigger import trigger_words
 from runtime.sim.churn import Change
 from runtime.sim.flow import SimulatedFlow
 from runtime.sim.options import Options
-from runtime.sim.physics import Physics, flow_rules
+from runtime.sim.physics import flow_rules
 from runtime.sim.plans import Plans
+from runtime.sim.standing import Standing
 from runtime.sim.timeline import Timeline
 from runtime.sim.turns import Turns
 from runtime.sim.watching import Watch
 
 INF = float("inf")
-PEAK_USD = 3600.0
 
 
 class Run:
@@ -46,8 +46,7 @@ class Run:
         )
         self.flow = SimulatedFlow(self.rules, options.seed, timeline)
         self.flow.on_step = self._stepped
-        self.present: dict[str, Device] = {d.id: d for d in problem.cluster.devices}
-        self.slow: dict[str, float] = {}
+        self.standing = Standing(problem, options.costs, self.flow, self.at, timeline)
         self.plan: Plan | None = plan
         self.plans: list[tuple[float, str]] = []
         self.predicted: Prediction | None = None
@@ -56,12 +55,6 @@ class Run:
         self.blocked = ""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = 0
-        self._tables: dict[object, object] = {}
-        self._placed: dict[str, Placement] = {}  # replicas that serve or start, by name
-        self._serving: set[str] = set()
-        self._train: Placement | None = None  # of the trainer that is there
-        self._wanted: Plan | None = None  # put in force at the next step boundary
-        self._moving = 0  # epoch of trainer moves
         drift = options.drift if options.churn_policy == "elastic" else None
         self.watch = None if drift is None else Watch(problem, drift)
         self._plans = Plans(options, self.watch)
@@ -109,7 +102,7 @@ class Run:
 
     def _pay(self, seconds: float) -> None:
         if seconds > 0:
-            prices = [self.problem.cluster.kinds[d.kind].price_usd_per_h for d in self.present.values()]
+            prices = [self.problem.cluster.kinds[d.kind].price_usd_per_h for d in self.standing.present.values()]
             self.usd_known = self.usd_known and all(p is not None for p in prices)
             self.usd += seconds / 3600 * sum(p for p in prices if p is not None)
 
@@ -118,7 +111,7 @@ class Run:
             return self.blocked
         if self.flow.training.speed is None:
             return "there is no trainer"
-        if not self._serving:
+        if not self.standing.serving:
             return "no replica serves"
         return self.flow.training.waits_for or "no sample may begin"
 
@@ -126,7 +119,7 @@ class Run:
 
     def problem_now(self) -> Problem:
         """The problem of the devices that are there."""
-        cluster = replace(self.problem.cluster, devices=tuple(self.present.values()))
+        cluster = replace(self.problem.cluster, devices=tuple(self.standing.present.values()))
         costs = self.options.costs
         return replace(self.problem, cluster=cluster, in_force=self.plan, switch_s=costs.start_s)
 
@@ -142,27 +135,16 @@ class Run:
             plan = self._solve(self.problem if static else self.problem_now())
         if plan is None:
             return
-        whole = static or self._there(plan)
+        whole = static or self.standing.there(plan)
         if not whole:
             plan = self._solve(self.problem_now())
         if plan is not None:
             self._put(plan, "start", at_once=True)
 
-    def _there(self, plan: Plan) -> bool:
-        return all(d in self.present for p in plan.placements for d in p.devices)
-
-    def _physics(self, plan: Plan) -> Physics:
-        """Of a cluster that has the plan's devices, whether they are there or not."""
-        wanted = {d for p in plan.placements for d in p.devices} | self.present.keys()
-        cluster = replace(
-            self.problem.cluster, devices=tuple(d for d in self.problem.cluster.devices if d.id in wanted)
-        )
-        return Physics(replace(self.problem, cluster=cluster), self._tables)  # type: ignore[arg-type]
-
     def _put(self, plan: Plan, why: str, *, at_once: bool = False) -> None:
-        """A plan comes in force: replicas that it does not have stop, new ones start, the trainer moves between steps."""
+        """A plan comes in force."""
         self.plan, now = plan, self.flow.now_s
-        physics = self._physics(plan)
+        physics = self.standing.physics(plan)
         scored = physics.cost.evaluate(plan)
         if scored is None:
             self.blocked = "the plan does not fit its devices"
@@ -175,102 +157,12 @@ class Run:
         self.plans.append((now, why))
         if self.timeline is not None:
             self.timeline.mark(f"plan: {why}", now)
-        wanted = {_name(p): p for p in plan.rollouts}
-        for name, p in list(self._placed.items()):
-            if name not in wanted or _shape(wanted[name]) != _shape(p):
-                self._stop(name, lost=False)
-        self._wanted = plan
-        same = self._train is not None and plan.train is not None and _shape(self._train) == _shape(plan.train)
-        if same:
-            self._finish_move(physics)
-        elif at_once or self.flow.between_steps:
-            self._move_trainer(at_once=at_once)
-        for name, p in wanted.items():
-            if name not in self._placed and not self._held_by_trainer(p):
-                self._start(name, p, physics, at_once=at_once)
-
-    def _held_by_trainer(self, p: Placement) -> bool:
-        """Whether the replica's devices are still the old trainer's; it starts when they are free."""
-        plan = self._wanted
-        if self._train is None or (
-            plan is not None and plan.train is not None and _shape(plan.train) == _shape(self._train)
-        ):
-            return False
-        return bool(set(p.devices) & set(self._train.devices))
-
-    def _start(self, name: str, p: Placement, physics: Physics, *, at_once: bool) -> None:
-        if not all(d in self.present for d in p.devices) or physics.problem is None or self._wanted is None:
-            return
-        self._placed[name] = p
-        path = physics.path(p, self._wanted)
-
-        def serve() -> None:
-            if self._placed.get(name) is p and name not in self._serving:
-                self._serving.add(name)
-                self.flow.add_replica(name, physics.replica(p), path)
-                self.flow.slow_replica(name, self._factor(p))
-
-        if at_once:
-            serve()
-            return
-        load_s = path.fixed_s + path.size_bytes / path.bytes_per_s
-        if self.timeline is not None:
-            self.timeline.span("replicas", name, "start", self.flow.now_s, self.flow.now_s + self.options.costs.start_s)
-        self.at(self.flow.now_s + self.options.costs.start_s + load_s, serve)
-
-    def _stop(self, name: str, *, lost: bool) -> None:
-        self._placed.pop(name, None)
-        if name in self._serving:
-            self._serving.discard(name)
-            self.flow.remove_replica(name, lost=lost)
+        self.standing.put(plan, physics, at_once=at_once)
 
     def _stepped(self) -> None:
         """A step boundary: measures are taken, and a trainer that is to move moves now."""
         self._look_at_speeds()
-        plan = self._wanted
-        if (
-            plan is not None
-            and plan.train is not None
-            and not (self._train is not None and _shape(self._train) == _shape(plan.train))
-        ):
-            self._move_trainer(at_once=False)
-
-    def _move_trainer(self, *, at_once: bool) -> None:
-        plan = self._wanted
-        assert plan is not None
-        self._moving += 1
-        epoch = self._moving
-        self._train = None
-        if self.flow.training.speed is not None:
-            self.flow.set_trainer(None)
-
-        def form() -> None:
-            if epoch == self._moving and self._wanted is not None:
-                self._finish_move(self._physics(self._wanted))
-
-        if at_once:
-            form()
-            return
-        physics = self._physics(plan)
-        for p in plan.rollouts:  # devices that the old trainer held
-            if _name(p) not in self._placed:
-                self._start(_name(p), p, physics, at_once=False)
-        self.at(self.flow.now_s + self.options.costs.reform_s, form)
-
-    def _finish_move(self, physics: Physics) -> None:
-        """The trainer of the plan in force is there, or its speed is another beside other replicas."""
-        plan = self._wanted
-        if plan is None or plan.train is None or not all(d in self.present for d in plan.train.devices):
-            return
-        if self._train is None:
-            self._train = plan.train
-            self.flow.set_trainer(physics.trainer(plan), slow=self._factor(plan.train))
-        for p in plan.rollouts:  # a replica that stays may have another relay now
-            if _name(p) in self._serving:
-                self.flow.weights.join(_name(p), physics.path(p, plan))
-
-    def _factor(self, p: Placement) -> float:
-        return max((self.slow.get(d, 1.0) for d in p.devices), default=1.0)
+        self.standing.step_ended()
 
     # Changes
 
@@ -279,93 +171,46 @@ class Run:
             self.timeline.mark(f"{change.event} {', '.join(change.nodes[:4])}", self.flow.now_s)
         mine = [d for d in self.problem.cluster.devices if d.node in change.nodes]
         if change.event == "slow":
-            self._slow_down(mine, change.factor)
+            self.standing.slow_down(mine, change.factor)
             return
-        gone = {d.id for d in mine} if change.event == "remove" else set()
-        came = [d for d in mine if d.id not in self.present and d.id not in gone]
-        gone &= self.present.keys()
-        self.present = {
-            d.id: d for d in self.problem.cluster.devices if (d.id in self.present or d in came) and d.id not in gone
-        }
+        gone, came = self.standing.change(mine, remove=change.event == "remove")
         if self.plan is None and not self.plans:
             if came and self.flow.now_s > 0:
                 self._begin()
             return
         match self.options.churn_policy:
             case "static":
-                self._lose(gone)
-                self._return()
+                self.standing.lose(gone)
+                if self.plan is not None:
+                    self.standing.restore(self.plan)
             case "checkpoint-restart":
                 self._restart(gone, came)
             case "elastic":
-                hit = self._lose(gone)
+                hit = self.standing.lose(gone)
                 if hit:
                     self.at(self.flow.now_s + self.options.costs.detect_s, lambda: self._needs("loss", hit))
                 if came:
                     self._needs("join", f"{len(came)} devices came")
 
-    def _slow_down(self, devices: list[Device], factor: float) -> None:
-        for d in devices:
-            self.slow[d.id] = max(factor, 1e-3)
-        for name, p in self._placed.items():
-            self.flow.slow_replica(name, self._factor(p))
-        if self._train is not None:
-            self.flow.slow_trainer(self._factor(self._train))
-
     def _look_at_speeds(self) -> None:
-        if self.watch is None or self._train is None:
+        if self.watch is None or self.standing.train is None:
             return
-        self.watch.step_ended(self.flow.books.steps[-1], self._train, self.slow)
-        why = self.watch.look(self.flow, self._placed)
+        self.watch.step_ended(self.flow.books.steps[-1], self.standing.train, self.standing.slow)
+        why = self.watch.look(self.flow, self.standing.placed)
         if why:
             self._needs("drift", why)
         self._look()  # nobody may be in doubt any more
 
-    def _lose(self, gone: set[str]) -> str:
-        """What runs on devices that are gone ends; answers with what it was, in words."""
-        hit = [name for name, p in self._placed.items() if gone & set(p.devices)]
-        for name in hit:
-            self._stop(name, lost=True)
-        trainer = self._train is not None and bool(gone & set(self._train.devices))
-        if trainer:
-            self._moving += 1
-            self._train = None
-            self.flow.set_trainer(None)
-        parts = ([f"{len(hit)} replicas"] if hit else []) + (["the trainer"] if trainer else [])
-        planned = self._wanted is not None and any(gone & set(p.devices) for p in self._wanted.placements)
-        return f"lost {' and '.join(parts)}" if parts else "lost devices of the plan" if planned else ""
-
-    def _return(self) -> None:
-        """static: placements whose devices are all there again start anew."""
-        plan = self.plan
-        if plan is None:
-            return
-        physics = self._physics(plan)
-        for p in plan.rollouts:
-            if _name(p) not in self._placed:
-                self._start(_name(p), p, physics, at_once=False)
-        train = plan.train
-        if self._train is None and train is not None and all(d in self.present for d in train.devices):
-            self._moving += 1
-            epoch = self._moving
-            self.at(
-                self.flow.now_s + self.options.costs.reform_s,
-                lambda: self._finish_move(physics) if epoch == self._moving else None,
-            )
-
     def _restart(self, gone: set[str], came: list[Device]) -> None:
         """checkpoint-restart: everything ends, and begins again from the last checkpoint."""
         costs = self.options.costs
-        used = self._wanted is not None and any(gone & set(p.devices) for p in self._wanted.placements)
-        if not self._down and (used or (came and costs.restart_on_join)):
+        if not self._down and (self.standing.wants(gone) or (came and costs.restart_on_join)):
             version = self.flow.version - self.flow.version % costs.checkpoint_steps
-            for name in list(self._placed):
-                self._stop(name, lost=False)
-            self._train, self._wanted = None, None
+            self.standing.stop()
             self.flow.roll_back(version)
             self._down = True
             self.at(self.flow.now_s + costs.restart_s, self._come_back)
-        elif not self._down and self._wanted is None and came:
+        elif not self._down and self.standing.wanted is None and came:
             self._come_back()
 
     def _come_back(self) -> None:
@@ -407,23 +252,9 @@ class Run:
         self._look()
 
     def _adopt(self, plan: Plan, why: str, need: Need) -> None:
-        if not self._turns.stands(need) or not self._there(plan):
+        if not self._turns.stands(need) or not self.standing.there(plan):
             return
-        if (
-            self.plan is not None
-            and shape(plan) == shape(self.plan)
-            and self._there(self.plan)
-            and self._wanted is not None
-        ):
-            missing = [p for p in plan.rollouts if _name(p) not in self._placed]
-            if not missing and (self._train is not None or self._moving):
-                return
+        now = self.plan
+        if now is not None and shape(plan) == shape(now) and self.standing.there(now) and self.standing.has(plan):
+            return
         self._put(plan, why)
-
-
-def _name(p: Placement) -> str:
-    return f"replica {p.devices[0]}"
-
-
-def _shape(p: Placement) -> object:
-    return (p.role, p.devices, p.tp, p.pp, p.dp, tuple((s.devices, s.tp, s.dp, s.layers) for s in p.stages))

@@ -1,9 +1,10 @@
 """The planner's turns in a simulated run: one planning at a time, begun and thrown away by the daemon's own rules."""
 
 from planner.record import replace
-from runtime.core import event as ev
+from runtime.core.event import Stored
 from runtime.core.fold import fold
 from runtime.core.needing import Need, needed, outdates, unanswered
+from runtime.core.plan_event import PlanningStarted
 from runtime.core.solved import PlanCause
 from runtime.core.state import ClusterState
 from runtime.core.trigger import HARD_LONGEST_S, HARD_QUIET_S, JOIN_LONGEST_S, JOIN_QUIET_S, due
@@ -46,8 +47,8 @@ class Turns:
         self._state = replace(self._state, devices=self._watch.devices)
         self._working = due(self._state, now_s + _ROUNDING_S, drift=self._watch.rule, doubtful=in_doubt)
         if self._working is not None and "drift" in self._working.causes:
-            started = ev.PlanningStarted(trigger="", drift=True, doubtful=tuple(in_doubt))
-            self._state = fold(self._state, [ev.Stored(seq=0, at_s=now_s, event=started)])
+            started = PlanningStarted(trigger="", drift=True, doubtful=tuple(in_doubt))
+            self._state = fold(self._state, [Stored(seq=0, at_s=now_s, event=started)])
         return self._working
 
     def stands(self, need: Need) -> bool:

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from planner.plan import Placement, Plan, Prediction
 from planner.problem import Problem
-from runtime.core import event as ev
 from runtime.core.calibrating import Calibrating, Modelled, calibrate
 from runtime.core.drifting import Drifting, aside, doubtful, drift, drift_reason, retry_reason, speeds
+from runtime.core.event import Event, Stored
+from runtime.core.fleet_event import DeviceRetried
 from runtime.core.fold import fold
 from runtime.core.modelled import CostedWork
 from runtime.core.observation import Observation, ReplicaSeen, TrainerSeen, Work
@@ -101,12 +102,12 @@ class Watch:
         self._fold(drifted, now_s)
         self.speeds = speeds(self._state)
         return ", ".join(
-            retry_reason(e, e.device) if isinstance(e, ev.DeviceRetried) else drift_reason(e, ", ".join(e.devices))
+            retry_reason(e, e.device) if isinstance(e, DeviceRetried) else drift_reason(e, ", ".join(e.devices))
             for e in drifted
         )
 
-    def _fold(self, events: Sequence[ev.Event], now_s: float) -> None:
-        self._state = fold(self._state, (ev.Stored(seq=0, at_s=now_s, event=e) for e in events))
+    def _fold(self, events: Sequence[Event], now_s: float) -> None:
+        self._state = fold(self._state, (Stored(seq=0, at_s=now_s, event=e) for e in events))
 
 
 def _replicas(flow: SimulatedFlow, placed: Mapping[str, Placement]) -> tuple[ReplicaSeen, ...]:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from values import NOW_S, device, fleet, flow, observed, replica, solved, started, stored, trainer
 
 from planner.record import replace
-from runtime.core import event as ev
 from runtime.core.calibrating import (
     BLOCK_S,
     LEAST,
@@ -24,6 +23,8 @@ from runtime.core.calibrating import (
     factor_for,
     kind_estimates,
 )
+from runtime.core.event import DaemonStarted
+from runtime.core.fleet_event import CalibrationChanged, DeviceJoined
 from runtime.core.fold import fold
 from runtime.core.observation import Observation, Work
 from runtime.core.words import words
@@ -51,7 +52,7 @@ class Run:
         self.state, self.memory, self.now_s = fleet("a", "b", "c", plan=PLAN, more=UP), Calibrating(), NOW_S
         self.work = {u: Work(busy_s=10.0, steps=100, tokens=1000) for u in ("r0", "r1", "t0")}
         self.model = model or Ideal()
-        self.events: list[ev.CalibrationChanged] = []
+        self.events: list[CalibrationChanged] = []
         self.look()  # the marks
 
     def add(self, unit: str, *, busy_s: float, steps: int, tokens: int, prefill_tokens: int = 0) -> None:
@@ -63,7 +64,7 @@ class Run:
             prefill_tokens=w.prefill_tokens + prefill_tokens,
         )
 
-    def look(self, seconds: float = 1.0, **sample: object) -> tuple[ev.CalibrationChanged, ...]:
+    def look(self, seconds: float = 1.0, **sample: object) -> tuple[CalibrationChanged, ...]:
         self.now_s += seconds
         events, self.memory = calibrate(self.seen(**sample), self.state, self.memory, lambda: self.model, self.now_s)
         self.state = fold(self.state, stored(*events))
@@ -138,7 +139,7 @@ def test_the_factor_is_an_event_after_enough_samples_and_not_again_before_it_cha
 
 def test_the_kinds_median_is_the_calibration_and_the_rest_is_drift() -> None:
     run = Run()
-    run.state = fold(run.state, stored(ev.DeviceJoined(device="d", kind="k", node="n0", index=3)))
+    run.state = fold(run.state, stored(DeviceJoined(device="d", kind="k", node="n0", index=3)))
     for _ in range(5):
         run.decode("r0", 0.8)
         run.decode("r1", 0.4)
@@ -252,7 +253,7 @@ def test_a_fresh_start_forgets_the_factors_and_an_adopted_run_keeps_them() -> No
     for _ in range(3):
         run.decode("r0", 0.8)
         run.look()
-    adopted = fold(run.state, stored(ev.DaemonStarted(epoch=2, pid=2, adopted=True)))
+    adopted = fold(run.state, stored(DaemonStarted(epoch=2, pid=2, adopted=True)))
     assert adopted.calibration == run.state.calibration != {}
-    fresh = fold(run.state, stored(ev.DaemonStarted(epoch=2, pid=2, adopted=False)))
+    fresh = fold(run.state, stored(DaemonStarted(epoch=2, pid=2, adopted=False)))
     assert fresh.calibration == {}

@@ -6,9 +6,10 @@ import pytest
 from values import NOW_S, fleet, solved, stored
 
 from runtime.api.wire import Command, CommandResult
-from runtime.core import event as ev
 from runtime.core.command import handle, resolve
+from runtime.core.fleet_event import DeviceLost, DeviceQuarantined
 from runtime.core.fold import fold
+from runtime.core.plan_event import PlanProposed
 from runtime.core.state import ClusterState
 from runtime.errors import RefusedError
 
@@ -113,7 +114,7 @@ def test_a_cordoned_or_lost_device_is_not_pinned() -> None:
     op.say("cordon", "b")
     with pytest.raises(RefusedError, match="uncordon n0/gpu1 first"):
         op.say("pin", "b", role="rollout")
-    op.state = fold(op.state, stored(ev.DeviceLost(device="c", reason="gone")))
+    op.state = fold(op.state, stored(DeviceLost(device="c", reason="gone")))
     with pytest.raises(RefusedError, match="lost"):
         op.say("pin", "c", role="rollout")
     with pytest.raises(RefusedError, match="which role"):
@@ -124,7 +125,7 @@ def test_approve_and_reject_carry_the_revision_they_saw() -> None:
     op = Operator()
     with pytest.raises(RefusedError, match="no plan is proposed"):
         op.say("approve", plan_rev=2)
-    proposal = ev.PlanProposed(solved=solved("b", "a", "c", rev=2), expires_at_s=NOW_S + 9, gain_share=0.1)
+    proposal = PlanProposed(solved=solved("b", "a", "c", rev=2), expires_at_s=NOW_S + 9, gain_share=0.1)
     op.state = fold(op.state, stored(proposal))
     for wrong in (1, 3):
         with pytest.raises(RefusedError, match="that revision is old"):
@@ -141,7 +142,7 @@ def test_approve_and_reject_carry_the_revision_they_saw() -> None:
 
 def test_uncordon_lifts_a_quarantine() -> None:
     op = Operator()
-    op.state = fold(op.state, stored(ev.DeviceQuarantined(device="b", failures=5, reason="exit 1")))
+    op.state = fold(op.state, stored(DeviceQuarantined(device="b", failures=5, reason="exit 1")))
     op.say("uncordon", "b")
     assert op.state.devices["b"].quarantined == ""
     assert op.state.excluded("b") == ""

@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from values import NOW_S, device, fleet, flow, observed, replica, solved, started, stored, trainer
 
-from runtime.core import event as ev
 from runtime.core.calibrating import LEAST_SAMPLES, RECENT, Calibrating, Modelled, calibrate
 from runtime.core.drifting import Drifting, aside, doubtful, drift, learned, median_of_others, remembered, speeds
+from runtime.core.event import DaemonStarted, Event
+from runtime.core.fleet_event import DeviceDrifted, DeviceJoined, DeviceLost, SpeedsLearned
 from runtime.core.fold import fold
 from runtime.core.observation import Observation, Work
+from runtime.core.plan_event import PlanKept, PlanningStarted
 from runtime.core.trigger import due
 from runtime.core.words import words
 from runtime.policy.drift import DriftRule
@@ -46,12 +48,12 @@ class Trace:
         self.rule, self.now_s = rule, NOW_S
         self.calibrating, self.drifting = Calibrating(), Drifting()
         self.work = dict.fromkeys(self.units, Work(busy_s=10.0, steps=100, tokens=1000))
-        self.events: list[tuple[float, ev.Event]] = []
+        self.events: list[tuple[float, Event]] = []
         self.planned: list[float] = []
         self.hot: tuple[str, ...] = ()
         self.look()
 
-    def go(self, seconds: float, **shares: float) -> list[tuple[float, ev.DeviceDrifted]]:
+    def go(self, seconds: float, **shares: float) -> list[tuple[float, DeviceDrifted]]:
         """What was said of devices, with the seconds since this began."""
         began, before = self.now_s, len(self.events)
         for _ in range(round(seconds / BLOCK_S)):
@@ -60,7 +62,7 @@ class Trace:
                 steps, tokens = self.done(unit, shares.get(unit, 1.0))
                 self.work[unit] = Work(busy_s=w.busy_s + BLOCK_S, steps=w.steps + steps, tokens=w.tokens + tokens)
             self.look()
-        return [(at - began, e) for at, e in self.events[before:] if isinstance(e, ev.DeviceDrifted)]
+        return [(at - began, e) for at, e in self.events[before:] if isinstance(e, DeviceDrifted)]
 
     @staticmethod
     def done(unit: str, share: float) -> tuple[int, int]:
@@ -78,7 +80,7 @@ class Trace:
         """kill -9: of the old one only what it recorded is left."""
         self.calibrating, self.drifting = Calibrating(), remembered(self.state)
 
-    def record(self, *events: ev.Event) -> None:
+    def record(self, *events: Event) -> None:
         self.events += [(self.now_s, e) for e in events]
         self.state = fold(self.state, stored(*events, at_s=self.now_s))
 
@@ -88,9 +90,9 @@ class Trace:
         if need is not None:
             self.planned.append(self.now_s)
             self.record(
-                ev.PlanningStarted(trigger="", drift="drift" in need.causes, doubtful=tuple(doubtful(self.drifting)))
+                PlanningStarted(trigger="", drift="drift" in need.causes, doubtful=tuple(doubtful(self.drifting)))
             )
-            self.record(ev.PlanKept(trigger="", solve_s=0.1, need_rev=need.rev))
+            self.record(PlanKept(trigger="", solve_s=0.1, need_rev=need.rev))
 
     def seen(self) -> Observation:
         return observed(
@@ -248,7 +250,7 @@ def test_a_daemon_that_takes_over_finds_a_lone_device_slow_that_slowed_just_then
 def test_what_is_on_record_is_exact_for_who_is_judged_and_written_seldom() -> None:
     run = Trace("r0", "r1", "t0")
     run.go(2000, t0=0.9)
-    written = [e for _, e in run.events if isinstance(e, ev.SpeedsLearned)]
+    written = [e for _, e in run.events if isinstance(e, SpeedsLearned)]
     assert [{(s.device, s.role) for s in e.speeds} for e in written] == [
         {("a", "train"), ("b", "rollout"), ("c", "rollout")}
     ]
@@ -256,7 +258,7 @@ def test_what_is_on_record_is_exact_for_who_is_judged_and_written_seldom() -> No
     for _ in range(40):
         share *= 0.9985  # falls by 6 % while nobody calls it slow
         run.go(25, t0=share)
-    again = [e for _, e in run.events if isinstance(e, ev.SpeedsLearned)][1:]
+    again = [e for _, e in run.events if isinstance(e, SpeedsLearned)][1:]
     assert [[s.device for s in e.speeds] for e in again] == [["a"]]
     run.go(100, t0=0.4)
     assert run.state.devices["a"].speed < 1
@@ -268,9 +270,9 @@ def test_what_is_on_record_is_exact_for_who_is_judged_and_written_seldom() -> No
 def test_what_a_lost_device_showed_is_forgotten() -> None:
     run = Trace()
     run.go(100)
-    run.record(ev.DeviceLost(device="c", reason="gone"), ev.DeviceJoined(device="c", kind="k", node="n0", index=2))
+    run.record(DeviceLost(device="c", reason="gone"), DeviceJoined(device="c", kind="k", node="n0", index=2))
     assert {d for d, _ in run.state.learned} == {"a", "b", "d"}
-    run.record(ev.DaemonStarted(epoch=2, pid=1, adopted=False))
+    run.record(DaemonStarted(epoch=2, pid=1, adopted=False))
     assert run.state.learned == {}
 
 
@@ -278,7 +280,7 @@ def test_a_slow_device_alone_in_a_new_role_is_held_against_its_first_figures_the
     """It trained at half speed and was moved; nobody has ever generated on its kind, and the model of that is wrong by 0.6."""
     run = Trace(units_of={"r0": ("a",)})
     told = {"measured_tokens_per_s": 200.0, "assumed_tokens_per_s": 400.0, "recoveries": 0}
-    run.record(ev.DeviceDrifted(devices=("a",), role="train", speed=0.5, before=1.0, share=0.5, for_s=30.0, **told))
+    run.record(DeviceDrifted(devices=("a",), role="train", speed=0.5, before=1.0, share=0.5, for_s=30.0, **told))
     run.drifting = Drifting()
     assert run.go(400, r0=0.3) == []
     assert speeds(run.state) == {"a": 0.5}
@@ -290,8 +292,8 @@ def test_a_device_that_is_lost_and_comes_back_is_not_slow() -> None:
     run = Trace()
     run.go(50)
     run.go(100, r1=0.5)
-    run.record(ev.DeviceLost(device="c", reason="gone"))
-    run.record(ev.DeviceJoined(device="c", kind="k", node="n0", index=2))
+    run.record(DeviceLost(device="c", reason="gone"))
+    run.record(DeviceJoined(device="c", kind="k", node="n0", index=2))
     assert speeds(run.state) == {}
 
 
@@ -305,7 +307,7 @@ def test_plans_for_drift_are_a_cool_down_apart_but_a_loss_does_not_wait() -> Non
     assert [b - a for a, b in itertools.pairwise(run.planned)] == [RULE.cooldown_s] * 2
     run.go(FOUND_S, r1=0.6, r2=0.3)
     assert due(run.state, run.now_s, drift=RULE) is None
-    run.record(ev.DeviceLost(device="c", reason="gone"))
+    run.record(DeviceLost(device="c", reason="gone"))
     assert due(run.state, run.now_s + 3, drift=RULE) == run.state.need
 
 
@@ -318,8 +320,8 @@ class Mates(Trace):
     def __init__(self, *elsewhere: str) -> None:
         super().__init__(units_of={"r0": ("b",), "r1": ("c",), "r2": ("d",), "r3": ("e",)})
         for d in elsewhere:
-            self.record(ev.DeviceJoined(device=d, kind="k", node="n1", index=0))
-        self.record(ev.PlanKept(trigger="", solve_s=0.1, need_rev=10**9))
+            self.record(DeviceJoined(device=d, kind="k", node="n1", index=0))
+        self.record(PlanKept(trigger="", solve_s=0.1, need_rev=10**9))
         self.go(50)
         self.slow_then: list[set[str]] = []
 

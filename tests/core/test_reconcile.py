@@ -9,7 +9,8 @@ from planner.plan import Placement, Stage
 from planner.record import replace
 from runtime.core.action import DrainReplica, QuiesceTrainer, StartReplica, StartTrainer, StopReplica, StopTrainer
 from runtime.core.actual import Body
-from runtime.core.event import DeviceLost, DeviceQuarantined, OverrideSet, StepOrdered, UnitDied
+from runtime.core.fleet_event import DeviceLost, DeviceQuarantined, StepOrdered, UnitDied
+from runtime.core.plan_event import OverrideSet
 from runtime.core.reconcile import Converged, Steps, next_steps
 from runtime.core.state import ClusterState
 from runtime.core.target import slots_of

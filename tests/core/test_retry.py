@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from values import NOW_S, device, fleet, flow, observed, solved, started, stored, trainer
 
 from planner.record import replace
-from runtime.core import event as ev
 from runtime.core.calibrating import Calibrating, Modelled, calibrate
 from runtime.core.drifting import Drifting, aside, doubtful, drift, learned, remembered, speeds
+from runtime.core.event import Event
+from runtime.core.fleet_event import DeviceRetried
 from runtime.core.fold import fold
 from runtime.core.observation import Work
+from runtime.core.plan_event import PlanAdopted, PlanKept, PlanningStarted
 from runtime.core.trigger import JOIN_QUIET_S, due
 from runtime.core.words import words
 from runtime.policy.drift import MOST_DOUBLINGS, DriftRule
@@ -48,7 +50,7 @@ class Lone:
         self.calibrating, self.drifting = Calibrating(), Drifting()
         self.work, self.ready_s = Work(busy_s=10.0, steps=100, tokens=1000), NOW_S
         self.moves: list[float] = []
-        self.events: list[ev.Event] = []
+        self.events: list[Event] = []
         self.slow_s = 0.0  # of training on the fast device while that was slow
         self.go(200, 1.0)
 
@@ -88,24 +90,22 @@ class Lone:
         need = due(self.state, self.now_s, drift=self.rule, doubtful=doubtful(self.drifting))
         if need is None:
             return
-        self.record(
-            ev.PlanningStarted(trigger="", drift="drift" in need.causes, doubtful=tuple(doubtful(self.drifting)))
-        )
+        self.record(PlanningStarted(trigger="", drift="drift" in need.causes, doubtful=tuple(doubtful(self.drifting))))
         best = "spare" if "fast" in speeds(self.state) else "fast"
         if best == self.on:
-            self.record(ev.PlanKept(trigger="", solve_s=0.1, need_rev=need.rev))
+            self.record(PlanKept(trigger="", solve_s=0.1, need_rev=need.rev))
             return
-        self.record(ev.PlanAdopted(solved=solved(best, rev=self.state.plan_rev + 1), need_rev=need.rev))
+        self.record(PlanAdopted(solved=solved(best, rev=self.state.plan_rev + 1), need_rev=need.rev))
         self.on, self.epoch, self.ready_s = best, self.epoch + 1, self.now_s + MOVE_S
         self.work = Work(busy_s=10.0, steps=100, tokens=1000)
         self.moves.append(self.now_s)
 
-    def record(self, *events: ev.Event) -> None:
+    def record(self, *events: Event) -> None:
         self.events += events
         self.state = fold(self.state, stored(*events, at_s=self.now_s))
 
-    def retried(self) -> list[ev.DeviceRetried]:
-        return [e for e in self.events if isinstance(e, ev.DeviceRetried)]
+    def retried(self) -> list[DeviceRetried]:
+        return [e for e in self.events if isinstance(e, DeviceRetried)]
 
 
 def test_a_device_left_idle_is_tried_again_and_is_slow_again_if_it_is() -> None:

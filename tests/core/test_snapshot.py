@@ -8,11 +8,13 @@ from planner.override import Override
 from planner.record import replace
 from runtime.api import codec
 from runtime.api.wire import DeviceRow, RunView, Snapshot
-from runtime.core import event as ev
 from runtime.core.belief import believe
+from runtime.core.event import MilestoneReached, RunEnded, RunEndRequested
+from runtime.core.fleet_event import DeviceBecameHostBound, DeviceJoined, DeviceLost, UnitDied
 from runtime.core.fold import fold
 from runtime.core.limits import Limits, Memory
 from runtime.core.observation import DeviceSample, DeviceSeen, Observation
+from runtime.core.plan_event import OverrideSet
 from runtime.core.snapshot import Facts, snapshot
 from runtime.core.state import ClusterState
 from runtime.core.view import fleet_power_w, kwh_per_mtok, usd_per_mtok
@@ -78,7 +80,7 @@ def test_the_refill_shown_is_that_of_the_slowest_replica_that_serves() -> None:
 
 def test_a_lost_device_is_not_paid_for() -> None:
     state, obs = up()
-    state = fold(state, stored(ev.DeviceLost(device="c", reason="fallen off the bus")))
+    state = fold(state, stored(DeviceLost(device="c", reason="fallen off the bus")))
     s = take(state, obs)
     assert s.flow is not None
     assert s.flow.usd_per_h == pytest.approx(3.0)
@@ -99,7 +101,7 @@ def test_without_prices_dollars_are_none_and_a_free_fleet_costs_0() -> None:
 
 def test_a_price_that_is_missing_for_one_kind_hides_the_sum_and_says_so() -> None:
     state, obs = up()
-    state = fold(state, stored(ev.DeviceJoined(device="d", kind="other", node="n0", index=3)))
+    state = fold(state, stored(DeviceJoined(device="d", kind="other", node="n0", index=3)))
     s = take(state, obs, kinds={"k": kind(1.5), "other": replace(kind(None), name="other")})
     assert s.flow is not None
     assert s.flow.usd_per_h is None
@@ -139,11 +141,11 @@ def test_predicted_stands_beside_measured() -> None:
 def test_status_says_the_gravest() -> None:
     state, obs = up()
     assert {i: r.status for i, r in rows(take(state, obs)).items()} == {"a": "ok", "b": "ok", "c": "ok"}
-    cordoned = fold(state, stored(ev.OverrideSet(override=Override(device="c", kind="cordon"), rev=1)))
+    cordoned = fold(state, stored(OverrideSet(override=Override(device="c", kind="cordon"), rev=1)))
     assert rows(take(cordoned, obs))["c"].status == "cordoned"
-    bound = fold(state, stored(ev.DeviceBecameHostBound(device="b", lag_share=0.2)))
+    bound = fold(state, stored(DeviceBecameHostBound(device="b", lag_share=0.2)))
     assert rows(take(bound, obs))["b"].status == "HOST-BOUND"
-    hung = fold(state, stored(ev.UnitDied(unit="r0", epoch=1, reason="last exchange 20 s ago", hung=True)))
+    hung = fold(state, stored(UnitDied(unit="r0", epoch=1, reason="last exchange 20 s ago", hung=True)))
     assert (rows(take(hung, obs))["b"].status, rows(take(hung, obs))["b"].note) == ("HUNG", "last exchange 20 s ago")
     aged = replace(obs, devices=(device("a"), device("b", age_s=9.0), device("c")))
     assert rows(take(state, aged))["b"].status == "STALE"
@@ -160,11 +162,11 @@ def test_before_anything_answers_nothing_is_invented() -> None:
 
 def test_the_run_says_how_it_fares() -> None:
     state, obs = up()
-    state = fold(state, stored(ev.MilestoneReached(name="in service", detail="")))
+    state = fold(state, stored(MilestoneReached(name="in service", detail="")))
     assert take(state, obs).run.state == "running"
-    state = fold(state, stored(ev.RunEndRequested(reason="down")))
+    state = fold(state, stored(RunEndRequested(reason="down")))
     assert take(state, obs).run.state == "stopping"
-    assert take(fold(state, stored(ev.RunEnded(reason="down"))), obs).run.state == "finished"
+    assert take(fold(state, stored(RunEnded(reason="down"))), obs).run.state == "finished"
 
 
 def test_it_goes_over_the_wire() -> None:

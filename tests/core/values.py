@@ -3,7 +3,8 @@
 from planner.plan import Placement, Plan, Prediction
 from planner.record import replace
 from runtime.core.actual import Body, Phase
-from runtime.core.event import DaemonStarted, DeviceJoined, Event, PlanAdopted, StepOrdered, Stored, UnitServed
+from runtime.core.event import DaemonStarted, Event, Stored
+from runtime.core.fleet_event import DeviceJoined, StepOrdered, UnitServed
 from runtime.core.fold import fold
 from runtime.core.observation import (
     DeviceSample,
@@ -14,6 +15,7 @@ from runtime.core.observation import (
     TrainerPhase,
     TrainerSeen,
 )
+from runtime.core.plan_event import PlanAdopted
 from runtime.core.solved import SolvedPlan
 from runtime.core.state import ClusterState
 from runtime.rl.types import EngineStats, FlowStatus, ReplicaStatus

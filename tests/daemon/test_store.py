@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core import event as ev
+from runtime.core.event import RunEnded
+from runtime.core.fleet_event import DeviceJoined, StepOrdered
 from runtime.errors import RunError
 from runtime.store.events import open_store
 
 EVENTS = (
-    ev.DeviceJoined(device="a", kind="k", node="n0", index=0),
-    ev.StepOrdered(id="stop-replica:r0:1", unit="r0", epoch=1, plan_rev=1),
-    ev.RunEnded(reason="down"),
+    DeviceJoined(device="a", kind="k", node="n0", index=0),
+    StepOrdered(id="stop-replica:r0:1", unit="r0", epoch=1, plan_rev=1),
+    RunEnded(reason="down"),
 )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from planner.errors import InvalidInput
 from planner.record import replace
 from runtime.rl.flow.evaluation import Evaluation
+from runtime.rl.flow.granting import Granting
 from runtime.rl.flow.records import JsonLines
 from runtime.rl.flow.replicas import Replica
 from runtime.rl.flow.report import metrics_row, sample_rows
@@ -73,10 +74,11 @@ class Flow:
         )
         self._metrics, self._samples = JsonLines(files.metrics), JsonLines(files.samples)
         self._evaluation = Evaluation(self._state, JsonLines(files.evaluations))
-        self._rollout = RolloutDesk(self._state, self._evaluation)
+        granting = Granting(self._state, self._evaluation)
+        self._rollout = RolloutDesk(self._state, self._evaluation, granting)
         self._trainer = TrainerDesk(self._state)
         self._rewards = RewardDesk(rewards, deadline_s=settings.reward_deadline_s)
-        self._status = StatusReader(self._state, self._rollout, self._trainer, self._rewards)
+        self._status = StatusReader(self._state, granting, self._trainer, self._rewards)
         self._ticked_s = clock()
         self._catch_up()
 

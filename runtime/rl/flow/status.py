@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from planner.record import record
 from runtime.rl.flow.figures import STEPS_WINDOW, Staleness, decode_figures, staleness, sum_ages
+from runtime.rl.flow.granting import Granting
 from runtime.rl.flow.rewarding import RewardDesk
-from runtime.rl.flow.rollout_desk import RolloutDesk
 from runtime.rl.flow.state import FlowState
 from runtime.rl.flow.trainer_desk import TrainerDesk, mean
 from runtime.rl.ledger.rows import STATES
@@ -26,8 +26,8 @@ class _Window:
 class StatusReader:
     """Reads state and ledger; keeps only the wait levels up to date."""
 
-    def __init__(self, state: FlowState, rollout: RolloutDesk, trainer: TrainerDesk, rewards: RewardDesk) -> None:
-        self._state, self._rollout, self._trainer, self._rewards = state, rollout, trainer, rewards
+    def __init__(self, state: FlowState, granting: Granting, trainer: TrainerDesk, rewards: RewardDesk) -> None:
+        self._state, self._granting, self._trainer, self._rewards = state, granting, trainer, rewards
         self._recent: tuple[tuple[int, int], _Window] | None = None  # of (lineage, steps applied)
 
     def observe(self, now_s: float) -> None:
@@ -65,7 +65,7 @@ class StatusReader:
             trainer_wait_share=state.trainer_waits.mean(now_s),
             admission_wait_share=state.admission_waits.mean(now_s),
             waits=self._waits(now_s, problems),
-            replicas=tuple(r.status(self._rollout.holds(r), now_s) for r in state.replicas),
+            replicas=tuple(r.status(self._granting.holds(r), now_s) for r in state.replicas),
             trainer_epoch=self._trainer.epoch,
             trainer_state=self._trainer.doing,
             trainer_age_s=None if self._trainer.seen_s is None else now_s - self._trainer.seen_s,
@@ -99,7 +99,7 @@ class StatusReader:
         """Free slots of each replica that may be given work."""
         state = self._state
         return [
-            max(0, r.slots - self._rollout.holds(r)) for r in state.replicas
+            max(0, r.slots - self._granting.holds(r)) for r in state.replicas
             if r.order == "serve" and r.verified and r.slots
         ]  # fmt: skip
 
