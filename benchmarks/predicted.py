@@ -6,7 +6,8 @@
 With a configuration a run of `--steps` is made through `hexctl daemon` first, in a folder below `--root`. A step is the mean time
 between two applied ones after the first `--skip`, over the last whole periods of checkpoints, so that the share of a checkpoint is in
 it as it is in the prediction; the trainer's turn is gradients to publication, over the same steps. As the run's samples are seldom as
-long as the configuration says, the prediction is also told at the lengths that the run had.
+long as the configuration says, the prediction is also told at the lengths that the run had. Beside that stands what the run itself knows
+after a third of its steps, by the factors that it found until then, against the steps after that.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.ending import end_when_told
@@ -31,7 +33,10 @@ from runtime.config.calibration import NAME, load_calibration
 from runtime.config.load import load_config
 from runtime.config.problem import DEFAULT_LINK, kind_from_config, problem_from_config
 from runtime.config.schema import Config
+from runtime.core.calibrating import Factors
+from runtime.core.event import Stored
 from runtime.core.fleet_event import CalibrationChanged
+from runtime.core.modelled import corrected
 from runtime.core.plan_event import PlanAdopted
 from runtime.runs import list_runs
 from runtime.store.events import open_store
@@ -39,6 +44,17 @@ from runtime.store.events import open_store
 Row = Mapping[str, Any]  # of metrics.jsonl
 
 SKIP = 5  # steps that compile, fill caches and queues
+LEARNT = 1 / 3  # of the steps, by which a run knows its own factors
+
+
+@record
+class Learnt:
+    """What a run predicts by its own factors, and the steps after it knew them."""
+
+    after_steps: int
+    step_s: float  # predicted, at the lengths of the steps after
+    measured_s: float
+    steps: int
 
 
 @record
@@ -57,6 +73,7 @@ class Compared:
     steps: int
     periods: int  # whole periods of checkpoints that these steps are; 0: the run was too short for one
     factors: Mapping[str, float]  # that the run found, by "kind role"
+    learnt: Learnt | None  # None: no factor was found by then, or nothing is left to hold it against
 
 
 def over_periods(rows: Sequence[Row], every: int) -> tuple[Sequence[Row], int]:
@@ -71,18 +88,19 @@ def compared(folder: Path, skip: int = SKIP) -> Compared:
     config = load_config(folder / "config.toml").config
     store = open_store(folder / "events.db")
     try:
-        events = [s.event for s in store.read()]
+        stored = list(store.read())
     finally:
         store.close()
+    events = [s.event for s in stored]
     plans = [e.solved for e in events if isinstance(e, PlanAdopted)]
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][skip:]
     if not plans or len(rows) < 3:
         raise SystemExit(f"{folder}: {len(plans)} plans and {len(rows)} steps after the first {skip}: too few")
+    learnt = _learnt(config, plans[0].plan, folder, rows, stored)
     rows, periods = over_periods(rows, config.trainer.checkpoint_every_steps)
     between = [b["time_unix_s"] - a["time_unix_s"] for a, b in itertools.pairwise(rows)]
     rows = rows[1:]  # the first one is where the first step begins
-    response = statistics.fmean(r["response_tokens_mean"] for r in rows)
-    prompt = statistics.fmean(r["batch_tokens"] / r["samples"] for r in rows) - response
+    prompt, response = _lengths(rows)
     changed = [e for e in events if isinstance(e, CalibrationChanged)]
     return Compared(
         planned=plans[0].prediction,
@@ -97,11 +115,43 @@ def compared(folder: Path, skip: int = SKIP) -> Compared:
         steps=len(rows),
         periods=periods,
         factors={f"{e.kind} {e.role}": e.factor for e in changed},
+        learnt=learnt,
     )
 
 
-def _again(config: Config, plan: Plan, folder: Path, prompt: float, response: float) -> Prediction | None:
-    """The plan's prediction at other lengths, on devices of one machine."""
+def _lengths(rows: Sequence[Row]) -> tuple[float, float]:
+    """Mean tokens of prompt and response."""
+    response = statistics.fmean(r["response_tokens_mean"] for r in rows)
+    return statistics.fmean(r["batch_tokens"] / r["samples"] for r in rows) - response, response
+
+
+def _learnt(config: Config, plan: Plan, folder: Path, rows: Sequence[Row], stored: Sequence[Stored]) -> Learnt | None:
+    after = round(len(rows) * LEARNT)
+    known_at_s, later = rows[after]["time_unix_s"], rows[after:]
+    factors = {
+        (s.event.kind, s.event.role): s.event.factor
+        for s in stored
+        if isinstance(s.event, CalibrationChanged) and s.at_s <= known_at_s
+    }
+    kept, _ = over_periods(later, config.trainer.checkpoint_every_steps)
+    if not factors or len(kept) < 3:
+        return None
+    predicted = _again(config, plan, folder, *_lengths(kept[1:]), factors)
+    if predicted is None:
+        return None
+    seconds = kept[-1]["time_unix_s"] - kept[0]["time_unix_s"]
+    return Learnt(
+        after_steps=kept[0]["step"] + 1,
+        step_s=predicted.step_s,
+        measured_s=seconds / (len(kept) - 1),
+        steps=len(kept) - 1,
+    )
+
+
+def _again(  # noqa: PLR0917 - one plan at one place
+    config: Config, plan: Plan, folder: Path, prompt: float, response: float, factors: Factors = MappingProxyType({})
+) -> Prediction | None:
+    """The plan's prediction at other lengths, on devices of one machine that are as fast as `factors` say."""
     file = folder / NAME
     lengths = config.lengths.model_copy(
         update={
@@ -122,7 +172,7 @@ def _again(config: Config, plan: Plan, folder: Path, prompt: float, response: fl
         load_model_spec(config.model.path),
         calibration=load_calibration(file) if file.exists() else None,
     )
-    scored = CostModel(problem).evaluate(plan)
+    scored = CostModel(corrected(problem, factors)).evaluate(plan)
     return None if scored is None else scored.prediction
 
 
@@ -155,8 +205,15 @@ def table(found: Compared) -> str:
             f"lengths of the run: prompt {found.prompt_mean:.1f}, response {found.response_mean:.1f} tokens; {found.steps} steps, {whole}; "
             f"{found.generated_tokens_per_s:,.0f} tokens/s generated; the trainer waits {found.trainer_waits:.0%} of the time",
             "factors found by the run: " + (", ".join(f"{k} {v:.2f}" for k, v in found.factors.items()) or "none"),
+            *([] if found.learnt is None else [_known(found.learnt)]),
         ]
     )
+
+
+def _known(by: Learnt) -> str:
+    """One line."""
+    known = f"with those known after {by.after_steps} steps: {by.step_s:.4g} s"
+    return f"{known}; the {by.steps} steps after that: {by.measured_s:.4g} s, {by.step_s / by.measured_s - 1:+.1%}"
 
 
 def run_of(config: Path, steps: int, root: Path, calibration: Path | None, changed: Sequence[str]) -> Path:

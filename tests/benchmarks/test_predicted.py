@@ -1,10 +1,25 @@
 """The measured step of a run: over whole periods of checkpoints, by hand and for any phase."""
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.predicted import Row, over_periods
+from benchmarks.predicted import Row, compared, over_periods, table
+from planner import Feasible, solve
+from planner.model import load_model_spec
+from planner.plan import Prediction
+from runtime.config.load import load_config
+from runtime.config.problem import cluster_from_config, problem_from_config
+from runtime.core.fleet_event import CalibrationChanged
+from runtime.core.plan_event import PlanAdopted
+from runtime.core.solved import SolvedPlan
+from runtime.store.events import open_store
+
+ROOT = Path(__file__).parents[2]
 
 
 def run_of(steps: int, every: int, *, step_s: float = 0.5, checkpoint_s: float = 2.0, first: int = 0) -> list[Row]:
@@ -43,3 +58,82 @@ def test_the_share_of_a_checkpoint_is_exact_whatever_the_phase(every: int, first
     else:
         assert steps <= every
         assert list(kept) == rows
+
+
+CONFIG = """
+[run]
+name = "made-up"
+
+[model]
+source = "shape"
+path = "{shape}"
+
+[algorithm]
+prompts_per_step = 16
+responses_per_prompt = 8
+
+[sampling]
+max_new_tokens = 192
+max_running = 256
+
+[trainer]
+checkpoint_every_steps = 4
+
+[lengths]
+prompt_mean = 130
+prompt_max = 400
+response_mean = 150
+
+[fleet]
+source = "declared"
+devices = [{{ kind = "H200", count = 2 }}]
+"""
+
+
+def a_run(folder: Path, factors: Sequence[tuple[float, float]]) -> Prediction:
+    """A folder of 40 steps of a second each, from second 1000 on, that found a factor of the engine at each of those times. What the
+    plan predicts."""
+    (folder / "config.toml").write_text(CONFIG.format(shape=ROOT / "configs" / "models" / "smollm2-135m.json"))
+    config = load_config(folder / "config.toml").config
+    found = solve(problem_from_config(config, cluster_from_config(config), load_model_spec(config.model.path)))
+    assert isinstance(found, Feasible)
+    store = open_store(folder / "events.db")
+    solved = SolvedPlan(
+        rev=1, plan=found.plan, prediction=found.prediction, scheduler="areal-hex", bound_tokens_per_s=1.0, bound_scope="", gap=0.0,
+        solve_s=0.1, finished=True, headline="", why=(), trigger="the start", made_at_s=0.0,
+    )  # fmt: skip
+    store.append([PlanAdopted(solved=solved)], 0.0)
+    for at_s, factor in factors:
+        changed = CalibrationChanged(
+            kind="H200", role="rollout", factor=factor, before=1.0, samples=3, device_count=1,
+            modelled_tokens_per_s=1.0, measured_tokens_per_s=factor,
+        )  # fmt: skip
+        store.append([changed], at_s)
+    store.close()
+    row = {"response_tokens_mean": 150.0, "batch_tokens": 128 * 280.0, "samples": 128, "cycle_s": 0.1, "publish_s": 0.1}
+    more = {"generated_tokens_per_s": 1.0, "trainer_wait_share": 0.5}
+    rows = [{**row, **more, "step": i, "time_unix_s": 1000.0 + i} for i in range(40)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return found.prediction
+
+
+def test_what_a_run_knows_by_then_is_held_against_what_comes_after(tmp_path: Path) -> None:
+    """After 4 + 36 / 3 = 16 steps, at second 1016, it knows 0.5: the factor before that is outdated, the one after it too late. Of the
+    steps after it five periods of checkpoints are whole: 20 steps of a second."""
+    planned = a_run(tmp_path, [(1005.0, 0.7), (1016.0, 0.5), (1016.5, 0.9)])
+    found = compared(tmp_path, skip=4)
+    assert found.at_lengths is not None
+    assert found.at_lengths.step_s == pytest.approx(planned.step_s)
+    assert planned.rollout_s > 1.2 * planned.train_s, "generation is the limit"
+    assert found.factors == {"H200 rollout": 0.9}
+    assert found.learnt is not None
+    assert (found.learnt.steps, found.learnt.measured_s) == (20, 1.0)
+    assert found.learnt.step_s == pytest.approx(2 * planned.step_s, rel=0.05)
+    assert f"{found.learnt.step_s:.4g} s; the 20 steps after that: 1 s" in table(found)
+
+
+def test_a_run_that_knew_nothing_by_then_says_nothing(tmp_path: Path) -> None:
+    a_run(tmp_path, [(1030.0, 0.5)])
+    found = compared(tmp_path, skip=4)
+    assert found.learnt is None
+    assert "steps after that" not in table(found)

@@ -1,5 +1,6 @@
 """What docs/gpu.md says of GPUs follows from the readings kept here."""
 
+import bisect
 import itertools
 import json
 import statistics
@@ -22,6 +23,7 @@ from runtime.config.problem import cluster_from_config, problem_from_config
 READINGS = Path(__file__).parent / "readings"
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "gpu.md").read_text()
+FLAT = " ".join(PAGE.split())
 ETA = 4
 LONG_RUN: dict[str, Any] = {"file": "trainer-h200", "gpus": 1, "shape": "1.5b", "length": 8192}
 UNDISTURBED = 112  # steps before the first kill
@@ -327,20 +329,29 @@ def test_the_engines_thread_never_waits_for_a_processor() -> None:
     assert f"{stolen:.1%} was stolen".replace("%", " %") in PAGE
 
 
-def test_the_run_on_two_cards_disturbed_again_is_told_as_read() -> None:
-    read = json.loads((READINGS / "live-again-smollm2-2xh200.json").read_text())
-    names = {
-        "kill_rollout": "kill -9 of vLLM's engine",
-        "kill_train": "kill -9 of the trainer",
-        "kill_daemon": "kill -9 of the daemon",
-        "swap": "the two GPUs swap roles",
-        "swap_back": "and swap back",
-    }
-    for key, name in names.items():
+DISTURBANCES = {
+    "kill_rollout": "kill -9 of vLLM's engine",
+    "kill_train": "kill -9 of the trainer",
+    "kill_daemon": "kill -9 of the daemon",
+    "swap": "the two GPUs swap roles",
+    "swap_back": "and swap back",
+}
+
+
+def assert_disturbances_told(read: dict[str, Any], which: str) -> None:
+    """The books balanced after each, and the page has its seconds in rows that end with `which`."""
+    for key, name in DISTURBANCES.items():
         digits = 1 if key == "kill_daemon" else 0
         service_s, steps_s = read[f"{key}_in_service_s"], read[f"{key}_two_steps_s"]
-        assert f"| {name}, again | {service_s:.{digits}f} s | {steps_s:.{digits}f} s |" in PAGE
+        assert f"| {name}, {which} | {service_s:.{digits}f} s | {steps_s:.{digits}f} s |" in PAGE
         assert read[f"{key}_identity_holds"]
+    assert f"{read['daemon_core_share_a_device']:.2%} of a core".replace("%", " %") in FLAT
+    assert f"flow {read['flow_core_share_a_device']:.1%}".replace("%", " %") in FLAT
+
+
+def test_the_run_on_two_cards_disturbed_again_is_told_as_read() -> None:
+    read = json.loads((READINGS / "live-again-smollm2-2xh200.json").read_text())
+    assert_disturbances_told(read, "again")
     step_s, tokens_per_s = read_steps("live-again-smollm2-2xh200.jsonl")
     assert f"took {step_s:.2f} s, {round(tokens_per_s, -3):,.0f} trained" in PAGE.replace("\n", " ")
     steps = [json.loads(line) for line in (READINGS / "live-again-smollm2-2xh200.jsonl").read_text().splitlines()]
@@ -353,8 +364,81 @@ def test_the_run_on_two_cards_disturbed_again_is_told_as_read() -> None:
     assert f"apart by mean {apart:.3f}, largest {most:.2f}" in PAGE
     made = [r["step"] for r in steps]
     assert sorted({n for n in made if made.count(n) > 1}) == list(range(32, 44))
-    assert f"{read['daemon_core_share_a_device']:.2%} of a core".replace("%", " %") in PAGE
-    assert f"flow {read['flow_core_share_a_device']:.1%}".replace("%", " %") in PAGE
+
+
+def test_the_run_on_two_cards_to_its_end_is_told_as_read() -> None:
+    """108 steps that learn, with every disturbance; those that were made again count once."""
+    read = json.loads((READINGS / "live-third-smollm2-2xh200.json").read_text())
+    assert_disturbances_told(read, "third")
+    assert (read["audit_faults"], read["exit_code"], read["staleness_max"]) == ([], 0, ETA)
+    assert max(read["memory_used_bytes_after"]) < 0.65e9
+    assert f"the third profile, {read['total_s']:.0f} s)" in FLAT
+    steps = [json.loads(line) for line in (READINGS / "live-third-smollm2-2xh200.jsonl").read_text().splitlines()]
+    made = [r["step"] for r in steps]
+    assert sorted({n for n in made if made.count(n) > 1}) == list(range(20))
+    learnt = list({r["step"]: r for r in steps}.values())
+    assert [r["step"] for r in learnt] == list(range(108))
+    rewards, tokens = (
+        [statistics.fmean(r[k] for r in part) for part in (learnt[:10], learnt[-10:])]
+        for k in ("reward_mean", "response_tokens_mean")
+    )
+    assert f"reward {rewards[0]:.3f} to {rewards[1]:.3f} (first and last ten), answers from" in FLAT
+    assert f"from {tokens[0]:.0f} tokens to {tokens[1]:.0f}," in FLAT
+    apart = statistics.fmean(r["engine_trainer_logprob_diff"] for r in steps if "engine_trainer_logprob_diff" in r)
+    assert f"{apart:.3f} apart in the mean, at most {read['logprob_difference_max']:.2f}" in FLAT
+
+
+def test_the_third_step_is_told_beside_its_predictions() -> None:
+    """The one before the run, and the one that the run made by its own factors."""
+    read = json.loads((READINGS / "predicted-third-2xh200.json").read_text())
+    steps = [json.loads(line) for line in (READINGS / "third-smollm2-2xh200.jsonl").read_text().splitlines()]
+    times = [r["time_unix_s"] for r in steps]
+    assert (times[109] - times[13]) / 96 == pytest.approx(read["step_s"], abs=1e-3)
+    assert (read["steps"], read["periods"]) == (96, 3)
+    assert_told(read, ", third")
+    assert reckoned_step_s(2, "calibration-third-2xh200.json", read) == pytest.approx(
+        read["at_lengths"]["step_s"], rel=0.01
+    )
+    assert f"its factor was {read['factors']['H200 rollout']:.2f}" in FLAT
+    by = read["learnt"]
+    assert (times[109] - times[45]) / 64 == pytest.approx(by["measured_s"], abs=1e-6)
+    off = f"{by['step_s'] / by['measured_s'] - 1:+.1%}".replace("%", " %")
+    known, after = f"after {by['after_steps']} steps {by['step_s']:.3f} s", f"took {by['measured_s']:.3f} s, **{off}**"
+    assert f"{known}, the {by['steps']} steps after that {after}" in FLAT
+    plain = [r["engine_step_s"] * 1e3 for r in steps[12:] if "engine_step_s" in r]
+    tenths = statistics.quantiles(plain, n=10)
+    mean, fast, slow = (f"{x:.1f} ms" for x in (statistics.fmean(plain), tenths[0], tenths[-1]))
+    assert f"{mean} in the mean, {fast} in the fastest tenth of the steps and more than {slow} in the slowest" in FLAT
+    (kind,) = decode((READINGS / "calibration-third-2xh200.json").read_text()).kinds
+    full = max((r for r in kind.engine if r.phase == "decode"), key=lambda r: r.running)
+    assert f"of {full.running} samples took {full.running / full.tokens_per_s * 1e3:.1f} ms in the two seconds" in FLAT
+
+
+def test_where_the_engines_thread_spends_its_time_is_told_as_read() -> None:
+    read = json.loads((READINGS / "engine-thread-2xh200.json").read_text())
+    share = {k: f"{v * 100:.0f}" for k, v in read["shares"].items()}
+    assert (
+        f"{share['VllmCore.step']} % are steps of vLLM ({share['GPUModelRunner.execute_model']} % the launches" in FLAT
+    )
+    assert (
+        f"{share['VllmCore.swap']} % new weights from the second buffer, of which {share['load_weights']} went" in FLAT
+    )
+    assert f"and {share['reset_prefix_cache']} gave the prefix cache up, and {share['VllmCore.load']} %" in FLAT
+    assert read["samples"] / read["of_all_threads"] > 0.95
+
+
+def test_the_pace_of_one_hardware_thread_is_told_as_read() -> None:
+    """Of each second's processor the pace of the step that it lies in."""
+    steps = [json.loads(line) for line in (READINGS / "again-smollm2-2xh200.jsonl").read_text().splitlines()]
+    seconds = [json.loads(line) for line in (READINGS / "host-seconds-2xh200.jsonl").read_text().splitlines()]
+    times = [r["time_unix_s"] for r in steps]
+    paces: dict[int, list[float]] = {}
+    for s in seconds:
+        at = steps[bisect.bisect(times, s["time_unix_s"])]
+        if "engine_step_s" in at:
+            paces.setdefault(s["engine_cpu"], []).append(at["engine_step_s"] * 1e3)
+    most = max(paces.values(), key=len)
+    assert f"steps took {min(most):.1f} ms at one time and {max(most):.1f} ms at another" in FLAT
 
 
 def test_two_ranks_over_nccl_do_what_one_does() -> None:
