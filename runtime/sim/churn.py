@@ -10,6 +10,7 @@ from planner.record import record
 
 Event = Literal["add", "remove", "slow"]
 _FORMS = 't_s,capacity or t_s,event,node (events "add", "remove", "slow" with a column factor)'
+NAMES_SHOWN = 12  # machines of the fleet that an error names
 
 
 @record
@@ -79,8 +80,8 @@ def _from_events(rows: Iterable[dict[str, str]], nodes: Sequence[str], where: st
         if event not in ("add", "remove", "slow"):
             raise InvalidInput("unknown event", where=where, got=event, expected="add, remove or slow")
         if node not in nodes and node not in place:
-            if event == "remove":
-                raise InvalidInput("a machine goes that never came", where=where, got=node)
+            if event != "add":
+                raise _foreign(where, r, nodes)
             if not free:
                 raise _too_many(where, len(nodes) + 1, nodes)
             place[node] = free.pop(0)
@@ -101,6 +102,20 @@ def merged(changes: Iterable[Change]) -> tuple[Change, ...]:
         else:
             out.append(c)
     return tuple(out)
+
+
+def _foreign(where: str, row: dict[str, str], nodes: Sequence[str]) -> InvalidInput:
+    """A machine goes or slows down that the fleet does not have and that no event has added."""
+    told = ", ".join(nodes[:NAMES_SHOWN]) + (
+        f" and {len(nodes) - NAMES_SHOWN} more" if len(nodes) > NAMES_SHOWN else ""
+    )
+    return InvalidInput(
+        f"a machine {'goes' if row['event'] == 'remove' else 'slows down'} that this fleet does not have and no event added",
+        where=f"{where}, t_s {row['t_s']}",
+        got=row["node"],
+        expected=f"one of {told}",
+        hint="the trace belongs to another fleet: simulate that one, or write the names of this fleet's machines into it",
+    )
 
 
 def _too_many(where: str, wanted: int, nodes: Sequence[str]) -> InvalidInput:
