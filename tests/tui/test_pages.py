@@ -13,7 +13,7 @@ from hexctl.tui.view.overview import overview_lines
 from hexctl.tui.view.plan import changes, part_of, plan_lines, remaining_s
 from hexctl.tui.view.text import Line, plain, width_of
 from planner.record import replace
-from runtime.api.wire import MigrationView, Snapshot
+from runtime.api.wire import MigrationView, PlacementRow, Snapshot
 from tests.tui.samples import (
     NOW_S,
     bare_snapshot,
@@ -123,6 +123,30 @@ def test_plan_shows_in_force_beside_proposed() -> None:
     assert "→" not in rows["n0/gpu1"]
     for word in ("1,730", "1,838", "$0.52", "$0.47", "+6.2 % tok/s", "1,960", "all divisions", "drain r1", "◌ stop r1"):
         assert word in text
+
+
+WIDE_PARTS = PlacementRow(
+    role="train", kind="RTX-PRO-6000", devices=("a", "b"), tp=8, pp=12, dp=16, rate_tokens_per_s=1.0
+)
+
+
+@pytest.mark.parametrize("width", [80, 100, 145, 200])
+@pytest.mark.parametrize("proposed", [False, True])
+def test_what_a_plan_has_a_device_do_is_said_whole(width: int, proposed: bool) -> None:
+    s = sample_snapshot()
+    assert s.plan is not None
+    assert s.proposal is not None
+    d = replace(s.devices[0], id="a", kind="RTX-PRO-6000", tokens_per_s=1234.0)
+    plan = replace(s.plan, placements=(WIDE_PARTS,))
+    then = replace(s.proposal, plan=replace(plan, placements=(replace(WIDE_PARTS, dp=32),))) if proposed else None
+    text = _text(plan_lines(replace(s, devices=(d,), plan=plan, proposal=then), width, 40, CTX))
+    row = next(x for x in text.splitlines() if x.strip().startswith("n0/gpu0"))
+    assert "train (TP 8 PP 12 DP 16)  " in row
+    assert ("→ train (TP 8 PP 12 DP 32)  " in row) == proposed
+    assert "1,234 / 1,755" in row
+    assert ("RTX-PRO-6000  " in row) == (
+        not proposed or width in (100, 200)
+    )  # at 145 the figures stand beside the table
 
 
 def test_plan_changes_are_exactly_the_devices_that_move() -> None:
