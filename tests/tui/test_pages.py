@@ -264,3 +264,31 @@ def test_the_plan_view_shows_predicted_beside_measured(width: int) -> None:
     assert "x 0.93" in text[3]
     assert all(len(x.rstrip()) <= width for x in text)
     assert calibration_lines(replace(sample_snapshot(), calibration=()), width) == ()
+
+
+@pytest.mark.parametrize("width", [78, 90, 143])
+def test_no_figure_of_the_calibration_is_cut(width: int) -> None:
+    row = replace(sample_snapshot().calibration[0], kind="RTX-PRO-6000", modelled_tokens_per_s=999_999.0, factor=1234.5,
+                  samples=12_345_678, modelled_step_s=1234.0, measured_step_s=12_345.0)  # fmt: skip
+    text = [plain(x) for x in calibration_lines(replace(sample_snapshot(), calibration=(row,)), width)]
+    assert "RTX-PRO-6000 " in text[2]
+    assert "999,999 " in text[2]
+    assert ("1,234 s / 12,345 s " in text[2]) == ("STEP" in text[1])
+    assert ("12,345,678" in text[2]) == ("SAMPLES" in text[1])
+    assert "…" not in text[2]
+    assert "SAMPLES" in text[1] or width < 90
+
+
+@pytest.mark.parametrize("size", [(80, 40), (100, 30), (200, 60)])
+def test_large_figures_of_the_flow_keep_its_charts_and_tables_in_line(size: tuple[int, int]) -> None:
+    s = sample_snapshot()
+    assert s.flow is not None
+    flow = replace(
+        s.flow, samples_by_state={"PENDING": 3, "APPLIED": 12_345_678_901}, wasted_tokens={"stale": 12_345_678_901}
+    )
+    lines = flow_lines(replace(s, flow=flow, series={"tokens_per_s": (5.0, 12_345_678.0)}), *size, CTX)
+    text = _text(lines)
+    assert " 12.3M " in text
+    tables = [plain(x) for x in lines if "applied" in plain(x) or "pending" in plain(x)]
+    assert len({x.index("%") for x in tables}) == 1, tables
+    assert "…" not in "".join(tables)
