@@ -138,6 +138,17 @@ async def test_filter_field_takes_keys_that_otherwise_act() -> None:
         assert source.commands == []
 
 
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+async def test_the_filter_field_shows_what_is_typed(size: tuple[int, int]) -> None:
+    app = app_on(FakeSource(sample_snapshot()))
+    async with app.run_test(size=size) as pilot:
+        await started(pilot)
+        await pilot.press("/")
+        await until(pilot, lambda: "every word must match" in screen_text(app))
+        await pilot.press(*"old")
+        await until(pilot, lambda: any(x.strip() == "old" for x in screen_text(app).splitlines()))
+
+
 async def test_details_help_and_copy() -> None:
     app = app_on(FakeSource(sample_snapshot()))
     async with app.run_test(size=WIDE) as pilot:
