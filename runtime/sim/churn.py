@@ -56,7 +56,10 @@ def _from_capacity(rows: Iterable[dict[str, str]], nodes: Sequence[str], where: 
     out: list[Change] = []
     now = len(nodes)
     for row in rows:
-        at_s, wanted = _number(row, "t_s", where), int(_number(row, "capacity", where))
+        at_s, capacity = _number(row, "t_s", where), _number(row, "capacity", where)
+        wanted = int(capacity)
+        if wanted != capacity:
+            raise InvalidInput("not a whole number of machines", where=f"{where}, column capacity", got=row["capacity"])
         if wanted > len(nodes):
             raise _too_many(where, wanted, nodes)
         if wanted < now:
@@ -77,6 +80,8 @@ def _from_events(rows: Iterable[dict[str, str]], nodes: Sequence[str], where: st
     out = [Change(at_s=0.0, event="remove", nodes=away)] if away else []
     for r in ordered:
         event, node, at_s = r["event"], r["node"], _number(r, "t_s", where)
+        if not node:
+            raise InvalidInput("an event without a machine", where=f"{where}, t_s {r['t_s']}", expected="a node")
         if event not in ("add", "remove", "slow"):
             raise InvalidInput("unknown event", where=where, got=event, expected="add, remove or slow")
         if node not in nodes and node not in place:
@@ -86,6 +91,11 @@ def _from_events(rows: Iterable[dict[str, str]], nodes: Sequence[str], where: st
                 raise _too_many(where, len(nodes) + 1, nodes)
             place[node] = free.pop(0)
         factor = _number(r, "factor", where) if event == "slow" else 1.0
+        if factor == 0:
+            raise InvalidInput(
+                "a machine takes no time at all", where=f"{where}, column factor", got=r["factor"],
+                expected="times as long as before, more than 0",
+            )  # fmt: skip
         out.append(Change(at_s=at_s, event=event, nodes=(place.get(node, node),), factor=factor))  # type: ignore[arg-type]
         if event == "remove" and node in place:
             free.insert(0, place.pop(node))

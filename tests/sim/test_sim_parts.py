@@ -171,6 +171,9 @@ def test_machines_nobody_named_take_free_places_and_give_them_back() -> None:
         ("when,what\n1,2\n", "not a churn trace"),
         ("t_s,capacity\n0,4\n", "more machines"),
         ("t_s,capacity\n-1,2\n", "0 or more"),
+        ("t_s,capacity\n0,2.7\n", "whole number of machines"),
+        ("t_s,event,node\n0,remove\n", "without a machine"),
+        ("t_s,event,node,factor\n0,slow,a,0\n", "no time at all"),
         (
             "t_s,event,node\n0,remove,x\n",
             "goes that this fleet does not have .* got 'x', expected one of a, b, c\nhint: .*another fleet",
