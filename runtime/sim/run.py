@@ -302,7 +302,7 @@ class Run:
                 if hit:
                     self.at(self.flow.now_s + self.options.costs.detect_s, lambda: self._needs("loss", hit))
                 if came:
-                    self._needs("join", f"{len(came)} devices came")
+                    self._needs("join", f"{len(came)} device{'' if len(came) == 1 else 's'} came")
 
     def _slow_down(self, devices: list[Device], factor: float) -> None:
         for d in devices:
@@ -331,7 +331,9 @@ class Run:
             self._moving += 1
             self._train = None
             self.flow.set_trainer(None)
-        parts = ([f"{len(hit)} replicas"] if hit else []) + (["the trainer"] if trainer else [])
+        parts = ([f"{len(hit)} replica{'' if len(hit) == 1 else 's'}"] if hit else []) + (
+            ["the trainer"] if trainer else []
+        )
         planned = self._wanted is not None and any(gone & set(p.devices) for p in self._wanted.placements)
         return f"lost {' and '.join(parts)}" if parts else "lost devices of the plan" if planned else ""
 

@@ -30,7 +30,7 @@ def test_a_daemon_is_started_answers_and_is_ended(tmp_path: Path, capfd: pytest.
     assert read_run(Path(info.folder)).state == "ended"
     out, err = capfd.readouterr()
     assert out == ""
-    assert "waiting for 1 processes" in err
+    assert "waiting for 1 process to end" in err
 
 
 def test_force_ends_a_daemon_that_is_not_asked(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hexctl.cli.exits import Progress, say
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import run_options
 from hexctl.cli.processes import descendants, end_recorded, wait_gone
+from hexctl.cli.render.text import counted
 from hexctl.cli.which import choose_run, something_lives
 from planner.record import replace
 from runtime.errors import DeadlineError, RunError, UnreachableError
@@ -45,7 +46,7 @@ def down(*, force: bool, root: Path, run_id: str | None) -> None:
         say(f"run {run.id}: no daemon answers; ending its recorded processes")
     ended = end_recorded(read_run(Path(run.folder)), say=say)
     _write_ending(Path(run.folder), "ended by hexctl down without its daemon")
-    say(f"run {run.id} has ended ({ended} processes)")
+    say(f"run {run.id} has ended ({counted(ended, 'process', 'processes')})")
 
 
 def _orderly(root: Path, run: RunInfo) -> bool:
@@ -62,7 +63,9 @@ def _orderly(root: Path, run: RunInfo) -> bool:
         return False
     say(result.message)
     progress = Progress()
-    left = wait_gone(everything, ORDERLY_S, on_left=lambda n: progress(f"waiting for {n} processes to end"))
+    left = wait_gone(
+        everything, ORDERLY_S, on_left=lambda n: progress(f"waiting for {counted(n, 'process', 'processes')} to end")
+    )
     progress.done()
     if left:
         raise DeadlineError(

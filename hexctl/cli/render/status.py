@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hexctl.cli.render.text import DASH, duration, money, number, pairs, share, size, table
+from hexctl.cli.render.text import DASH, counted, duration, money, number, pairs, share, size, table
 from runtime.api.wire import CalibrationRow, DeviceRow, Snapshot
 
 _FLOW = (
@@ -46,7 +46,7 @@ def _plain(value: Any) -> Any:
 def status_text(s: Snapshot) -> str:
     """The figures for people."""
     lines = [
-        f"{s.run.id}  {s.run.state}  {duration(s.at_s - s.run.started_at_s)}  {len(s.devices)} devices, {s.run.label}"
+        f"{s.run.id}  {s.run.state}  {duration(s.at_s - s.run.started_at_s)}  {counted(len(s.devices), 'device', 'devices')}, {s.run.label}"
     ]
     rows = [("plan", _plan_line(s))]
     if s.flow is None:

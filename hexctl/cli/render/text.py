@@ -70,6 +70,11 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
+def counted(count: int, one: str, many: str) -> str:
+    """(1, "process", "processes") -> "1 process"."""
+    return f"{count:,} {one if count == 1 else many}"
+
+
 def devices(names: Sequence[str], limit: int = 4) -> str:
     """A list of devices; a long one is cut and counted."""
     if len(names) <= limit:
