@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hexctl.cli.main import COMMANDS, cli, main
+from hexctl.cli.render.text import signed
 from planner.record import replace
 from runtime.api.wire import EventRow, Proposal
 from runtime.runs import ProcessMark, read_run
@@ -263,3 +264,10 @@ def test_the_summaries_are_the_commands_own_words() -> None:
         command = cli.get_command(context, name)
         assert command is not None
         assert (command.help or "").startswith(summary)
+
+
+@pytest.mark.parametrize(
+    ("share", "told"), [(-0.004, "+0 %"), (0.004, "+0 %"), (-0.22, "-22 %"), (0.09, "+9 %"), (None, "—")]
+)
+def test_a_deviation_of_nothing_has_no_minus(share: float | None, told: str) -> None:
+    assert signed(share) == told

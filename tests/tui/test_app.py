@@ -196,13 +196,14 @@ async def test_the_palette_offers_what_works_here_and_does_it() -> None:
 
 
 async def test_silence_greys_the_last_values_and_says_that_the_run_goes_on() -> None:
-    source = FakeSource(sample_snapshot())
+    lives = replace(sample_snapshot(), run=replace(sample_snapshot().run, label="gpu"))
+    source = FakeSource(lives)
     now = [100.0]
     app = app_on(source, clock=lambda: now[0])
     async with app.run_test(size=WIDE) as pilot:
         await started(pilot)
         source.silent = True
-        source.put(sample_snapshot())
+        source.put(lives)
         assert app.feed is not None
         app.feed.nudge()
         await until(pilot, lambda: "daemon not answering" in screen_text(app))

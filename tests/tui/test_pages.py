@@ -106,7 +106,10 @@ def test_flow_without_data_says_so_instead_of_drawing_zeroes() -> None:
     text = _text(flow_lines(empty, 140, 40, CTX))
     assert text.count("no points yet") == 4
     assert "no samples yet" in text
-    assert "no step finished yet" in text
+    assert "no figures of a step" in text
+    assert "no step finished" not in text  # some hundred have
+    begun = _text(flow_lines(replace(empty, flow=replace(s.flow, metrics={}, steps_done=0)), 140, 40, CTX))
+    assert "no step finished yet" in begun
     assert "has not answered" in _text(flow_lines(bare_snapshot(), 140, 40, CTX))
 
 
@@ -206,11 +209,12 @@ def test_banners() -> None:
     s = sample_snapshot()
     fine = Health(answering=True, silent_s=0.2)
     assert chrome.banner_lines(s, 0.2, fine) == ()
-    silent = _text(
-        chrome.banner_lines(s, 12.0, Health(answering=False, silent_s=12.0, reason="no daemon answers", retry_s=2.0))
-    )
+    gone = Health(answering=False, silent_s=12.0, reason="no daemon answers", retry_s=2.0)
+    silent = _text(chrome.banner_lines(replace(s, run=replace(s.run, label="gpu")), 12.0, gone))
     assert "daemon not answering 12 s" in silent
     assert "run local-7f3a goes on" in silent
+    assert s.run.label == "simulated"
+    assert "run local-7f3a stands still without its daemon" in _text(chrome.banner_lines(s, 12.0, gone))
     assert "greyed" in silent
     assert "control loop is late" in _text(chrome.banner_lines(s, 12.0, fine))
     assert "has ended" in _text(chrome.banner_lines(replace(s, run=replace(s.run, state="finished")), 0, fine))
@@ -229,7 +233,7 @@ def test_details_name_everything_and_survive_a_device_that_left() -> None:
         s.devices[3].id,
         "v212 9f3c41",
         "6 of 6 slots",
-        "pid 4104",
+        "pid 4104, simulated",
         "18 GiB of 24 GiB",
         "145 W",
         "89 °C",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hexctl.cli.render.text import DASH, counted, duration, money, number, pairs, share, size, table
+from hexctl.cli.render.text import DASH, counted, duration, money, number, pairs, share, signed, size, table
 from runtime.api.wire import CalibrationRow, DeviceRow, Snapshot
 
 _FLOW = (
@@ -148,7 +148,7 @@ def _row(d: DeviceRow) -> tuple[str, ...]:
         marks.append("paced")
     return (
         d.display, d.kind, d.role, d.status, d.replica or DASH, share(d.util_share), memory, number(d.power_w, 0, " W"),
-        number(d.temperature_c), number(d.tokens_per_s), DASH if d.against_model is None else f"{100 * d.against_model:+.0f} %",
-        DASH if d.drift_factor is None else f"{100 * (d.drift_factor - 1):+.0f} %",
+        number(d.temperature_c), number(d.tokens_per_s), signed(d.against_model),
+        signed(None if d.drift_factor is None else d.drift_factor - 1),
         DASH if d.usd_per_mtok is None else f"{d.usd_per_mtok:.2f}", number(d.version), duration(d.age_s), ", ".join(marks),
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """Figures and tables as text. Unknown is a dash, never a zero. Pure."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -58,6 +59,11 @@ def duration(value: float | None) -> str:
     minutes, s = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{s:02d}" if hours else f"{minutes}:{s:02d}"
+
+
+def signed(value: float | None) -> str:
+    """0.021 -> "+2 %", -0.22 -> "-22 %", nearly nothing, above or below -> "+0 %"."""
+    return DASH if value is None or not math.isfinite(value) else f"{round(100 * value):+d} %"
 
 
 def size(value: float | None) -> str:

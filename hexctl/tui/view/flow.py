@@ -185,7 +185,10 @@ def _metrics(f: FlowView, width: int) -> tuple[Line, ...]:
     """The newest line of metrics.jsonl, in two columns where there is room."""
     head = rule("newest step", width)
     if not f.metrics:
-        return (head, line(Span("no step finished yet", "faint")))
+        return (
+            head,
+            line(Span("no step finished yet" if not f.steps_done else "no figures of a step", "faint")),
+        )
     each = width // 2 if width >= 56 else width
     cells = []
     for name in sorted(set(f.metrics) - NOT_SHOWN):
