@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hexctl.cli.last_words import died_of
+from hexctl.roots import root_words
 from planner.errors import HexError
 from runtime.errors import ConfigError, UnreachableError
 from runtime.runs import RunInfo, alive, list_runs, read_run
@@ -73,9 +75,10 @@ def explained(e: UnreachableError, run: RunInfo) -> UnreachableError:
             if any(alive(p) for p in run.ray_processes)
             else "its other processes are gone too"
         )
+        said, root = died_of(run), root_words(run.folder)
         return UnreachableError(
-            f"run {run.id}: its daemon is gone, {on}", where=str(run.paths.api_socket),
-            hint=f"hexctl daemon --run {run.id} takes it over; hexctl down --run {run.id} ends it",
+            f"run {run.id}: its daemon is gone, {on}" + (f"; it ended with: {said}" if said else ""), where=str(run.paths.api_socket),
+            hint=f"hexctl daemon --run {run.id}{root} takes it over; hexctl down --run {run.id}{root} ends it",
         )  # fmt: skip
     return UnreachableError(f"run {run.id}: {e.what}", where=e.where, got=e.got, expected=e.expected, hint=e.hint)
 

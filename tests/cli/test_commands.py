@@ -12,6 +12,7 @@ import pytest
 
 from hexctl.cli.main import COMMANDS, cli, main
 from hexctl.cli.render.text import signed
+from hexctl.roots import root_words
 from planner.record import replace
 from runtime.api.wire import EventRow, Proposal
 from runtime.runs import ProcessMark, read_run
@@ -225,7 +226,8 @@ def test_a_run_whose_daemon_is_gone(root: Path, shell: Shell) -> None:
     make_run(root, "local-dead", daemon=ProcessMark(pid=2**22 - 1, start_ticks=1))
     shell("status", code=3)
     assert "its daemon is gone" in shell.err
-    assert "hexctl daemon --run local-dead" in shell.err
+    told = f"hint: hexctl daemon --run local-dead --root {root} takes it over; hexctl down --run local-dead --root {root} ends it"
+    assert told in shell.err
     assert shell.json("runs")[0]["standing"] == "dead"
     shell("down")
     assert "no daemon answers" in shell.err
@@ -264,6 +266,32 @@ def test_the_summaries_are_the_commands_own_words() -> None:
         command = cli.get_command(context, name)
         assert command is not None
         assert (command.help or "").startswith(summary)
+
+
+FULL = "error: runs/x/events.db: the event store cannot be written, got 'disk is full'\nhint: is there space on the disk?\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (FULL, "gone too; it ended with: runs/x/events.db: the event store cannot be written, got 'disk is full'\n"),
+        (FULL + "17:16:19 I daemon 2 starts\n", "gone too\n"),  # which was killed
+        ("", "gone too\n"),
+    ],
+)
+def test_of_what_a_daemon_died_is_said(root: Path, shell: Shell, log: str, said: str) -> None:
+    run = make_run(root, "local-dead", daemon=ProcessMark(pid=2**22 - 1, start_ticks=1))
+    run.paths.logs.mkdir()
+    (run.paths.logs / "daemon.log").write_text("17:16:18 I start r0\n" + log)
+    shell("status", code=3)
+    assert said in shell.err
+
+
+def test_a_command_to_type_names_the_root_where_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert root_words("runs/local-7f3a") == ""
+    assert root_words(tmp_path / "runs" / "local-7f3a") == ""
+    assert root_words("/data/my runs/local-7f3a") == " --root '/data/my runs'"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hexctl.cli.options import run_options
 from hexctl.cli.processes import descendants, end_recorded, wait_gone
 from hexctl.cli.render.text import counted
 from hexctl.cli.which import choose_run, something_lives
+from hexctl.roots import root_words
 from planner.record import replace
 from runtime.errors import DeadlineError, RunError, UnreachableError
 from runtime.paths import short_root
@@ -37,7 +38,9 @@ def down(*, force: bool, root: Path, run_id: str | None) -> None:
         ending = read_run(Path(run.folder))
         if ending.state != "ended":
             raise RunError(
-                "the daemon went away without ending the run", where=run.id, hint=f"hexctl down --run {run.id}"
+                "the daemon went away without ending the run",
+                where=run.id,
+                hint=f"hexctl down --run {run.id}{root_words(run.folder)}",
             )
         _remove_sockets(ending)
         say(f"run {run.id} has ended: {ending.ending}")
@@ -70,7 +73,7 @@ def _orderly(root: Path, run: RunInfo) -> bool:
     if left:
         raise DeadlineError(
             f"run {run.id} is still ending", got=", ".join(f"pid {m.pid}" for m in left), expected=f"none after {ORDERLY_S:.0f} s",
-            hint=f"hexctl down --run {run.id} --force",
+            hint=f"hexctl down --run {run.id}{root_words(run.folder)} --force",
         )  # fmt: skip
     return True
 
