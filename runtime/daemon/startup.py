@@ -122,7 +122,7 @@ def _make(options: Options, loaded: LoadedConfig, root: Path) -> OpenRun:
     except OSError as e:
         raise ConfigError(
             "cannot make the run folder",
-            where=str(folder),
+            where=str(e.filename or folder),
             got=e.strerror or str(e),
             hint="run.root or --root names a folder that can be written to",
         ) from e

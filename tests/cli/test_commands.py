@@ -287,6 +287,18 @@ def test_of_what_a_daemon_died_is_said(root: Path, shell: Shell, log: str, said:
     assert said in shell.err
 
 
+def test_a_run_whose_file_does_not_decode_is_not_passed_over(root: Path, server: Served, shell: Shell) -> None:
+    for name, text in (("local-bad0", b"{"), ("local-bad1", b"[]"), ("local-bad2", bytes(range(256)))):
+        make_run(root, name)
+        (root / name / "run.json").write_bytes(text)
+        shell("status", "--run", name, code=1)
+        assert f"{name}/run.json: run.json does not decode" in shell.err
+        assert "hint: put the file back" in shell.err
+    assert [r["id"] for r in shell.json("runs")] == ["local-7f3a"]
+    assert shell.err.count("left out: ") == 3
+    assert shell.json("status")["run"] == "local-7f3a"
+
+
 def test_a_command_to_type_names_the_root_where_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert root_words("runs/local-7f3a") == ""

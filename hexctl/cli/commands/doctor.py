@@ -20,7 +20,7 @@ from hexctl.cli.processes import descendants
 from hexctl.cli.render.text import counted, size, table
 from runtime.config.calibration import NAME, calibration_file
 from runtime.paths import short_root
-from runtime.runs import list_runs
+from runtime.runs import HOW_TO_MEND, look_at_runs
 
 FREE_FLOOR_BYTES = 1e9
 
@@ -135,7 +135,10 @@ def _sockets() -> Iterator[Finding]:
 
 
 def _runs(root: Path) -> Iterator[Finding]:
-    for run in list_runs(root):
+    readable, unreadable = look_at_runs(root)
+    for name, fault in unreadable.items():
+        yield Finding(what=f"run {name}", verdict="fault", found=f"{fault.what}: {fault.got}", hint=HOW_TO_MEND)
+    for run in readable:
         stands = standing(run)
         left = descendants(m for m in (run.daemon, *run.ray_processes) if m is not None)
         if stands == "live":
