@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 from hexctl.cli.extras import need_run_extra
 from hexctl.cli.last_words import last_error, log_of
 from hexctl.cli.processes import wait_gone
+from hexctl.roots import root_words
 from planner.errors import HexError
 from planner.record import record
 from runtime.errors import DeadlineError, RunError, UnreachableError
@@ -80,8 +81,14 @@ def start_detached(argv: Sequence[str], root: Path, *, say: Callable[[str], None
         child = subprocess.Popen(
             list(argv), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
         )
-        say(f"starting the daemon (pid {child.pid})")
-        return _await_answer(child, root, log, say)
+        try:
+            say(f"starting the daemon (pid {child.pid})")
+            return _await_answer(child, root, log, say)
+        except KeyboardInterrupt:
+            if child.poll() is None:  # it is nobody's child but its own: the interrupt is of our waiting
+                there = root_words(root / "run")
+                say(f"the daemon (pid {child.pid}) goes on starting its run: hexctl attach{there}, hexctl down{there}")
+            raise
 
 
 def _await_answer(child: "subprocess.Popen[bytes]", root: Path, log: IO[bytes], say: Callable[[str], None]) -> RunInfo:
@@ -131,6 +138,10 @@ def await_running(run: RunInfo, *, say: Callable[[str], None]) -> None:
             if run.daemon is not None:
                 wait_gone([run.daemon], LAST_WORDS_S)  # its last words come after its socket has gone
             raise _ended_early(read_run(Path(run.folder)), e) from e
+        except KeyboardInterrupt:
+            root = root_words(run.folder)
+            say(f"run {run.id} goes on starting: hexctl attach{root}, hexctl down{root}")
+            raise
     say(f"run {run.id} is still starting")
 
 

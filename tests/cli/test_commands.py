@@ -256,6 +256,7 @@ def test_run_folders_that_are_damaged_are_passed_over(root: Path, shell: Shell) 
         (root / f"broken-{i}").mkdir(parents=True)
         (root / f"broken-{i}" / "run.json").write_text(body)
     assert shell.json("runs") == []
+    assert shell.err.count("left out: ") == 4
 
 
 def test_the_summaries_are_the_commands_own_words() -> None:
