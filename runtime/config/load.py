@@ -292,11 +292,14 @@ def _dotted(loc: Loc) -> str:
 
 
 def _placed(fault: _Fault, lines: Mapping[Loc, int], changed: frozenset[Loc]) -> _Fault:
-    """The fault with its line: of the key, else of the nearest table around it; none for an override."""
+    """The fault with its line: of the key, else of the nearest table around it; none for an override, or in a table that
+    only an override has made."""
     if fault.loc in changed:
         return fault
     loc = fault.loc
     while loc and loc not in lines:
+        if any(c[: len(loc)] == loc for c in changed):
+            return fault
         loc = loc[:-1]
     return replace(fault, line=lines.get(loc, 1))
 

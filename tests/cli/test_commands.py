@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from hexctl.cli.main import COMMANDS, cli, main
+from hexctl.cli.options import load
 from hexctl.cli.render.text import signed
 from hexctl.roots import root_words
 from planner.record import replace
 from runtime.api.wire import EventRow, Proposal
+from runtime.config.load import resolved_toml
 from runtime.runs import ProcessMark, read_run
 from tests.api.doors import PLAN, Served, served, snapshot
 from tests.cli.runs import make_run
@@ -183,6 +185,7 @@ def test_the_right_revision_is_taken(server: Served, shell: Shell) -> None:
 def test_wait_until(server: Served, shell: Shell) -> None:
     assert shell.json("wait", "--until", "reward>0.8 and state=running")["reward_mean"] == 0.83
     shell("wait", "--until", "reward>0.99", "--timeout", "0.2s", code=6)
+    assert "not within 200 ms" in shell.err
     assert "reward_mean 0.83" in shell.err
     shell("wait", "--until", "colour=red", code=2)
     shell("wait", "--until", "reward>0.8", "--timeout", "soon", code=2)
@@ -286,6 +289,17 @@ def test_of_what_a_daemon_died_is_said(root: Path, shell: Shell, log: str, said:
     (run.paths.logs / "daemon.log").write_text("17:16:18 I start r0\n" + log)
     shell("status", code=3)
     assert said in shell.err
+
+
+def test_an_export_that_fails_is_one_error(root: Path, shell: Shell, tmp_path: Path) -> None:
+    run = make_run(root, "local-new0")
+    run.paths.config.write_text(resolved_toml(load("local")))
+    shell("export", "--run", "local-new0", str(tmp_path / "out"), code=1)
+    assert "no weights are published yet" in shell.err
+    assert shell.err.count("error:") == 1
+    make_run(root, "sim-new0", label="simulated")
+    shell("export", "--run", "sim-new0", str(tmp_path / "out"), code=4)
+    assert "a simulated run has no weights" in shell.err
 
 
 def test_a_run_whose_file_does_not_decode_is_not_passed_over(root: Path, server: Served, shell: Shell) -> None:

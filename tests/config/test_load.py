@@ -146,6 +146,7 @@ def test_overrides(folder: Path) -> None:
     assert changed.config.fleet.devices[0].count == 3
     assert changed.origins["algorithm.eta"] == "--set"
     assert changed.sha256 != load_config(path).sha256
+    assert fails(path, overrides={"nonsense.eta": "1"}).startswith("--set nonsense: nonsense: unknown key")
     assert fails(path, overrides={"algorithm.eta": "many"}).startswith("--set algorithm.eta: algorithm.eta: bad value")
     for key in ("fleet.devices.7.count", "model.path.deeper", "", "model."):
         assert f"--set {key}" in fails(path, overrides={key: "1"})
