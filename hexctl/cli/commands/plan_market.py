@@ -83,7 +83,7 @@ def run(config: Any, problem: "Problem", asked: dict[str, Any], *, scheduler: st
     if isinstance(found, Infeasible):
         if output == "json":
             answer(output, plan_document(found, solve_s), "")
-        error(infeasible_text(found))
+        error(infeasible_text(found), hint="loosen the limit, or offer more with --market")
         return Exit.INFEASIBLE
     document, text = render
     answer(output, document(found, solve_s), text(found, solve_s) if output == "text" else "")
