@@ -250,7 +250,8 @@ class Mending:
         if moved:
             lines.append(f"another placement: {_some(moved)}")
         lines.append("no bound was computed: a plan made to be there at once, not to be the best")
-        head = f"repaired: {len(moved)} devices change their placement, step {found.prediction.step_s:.3g} s"
+        many = "1 device changes its" if len(moved) == 1 else f"{len(moved)} devices change their"
+        head = f"repaired: {many} placement, step {found.prediction.step_s:.3g} s"
         return Repaired(
             plan=found.plan,
             prediction=found.prediction,

@@ -2,12 +2,15 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from planner.record import record
 from runtime.errors import RunError
 from runtime.paths import RunPaths
+
+HOW_TO_MEND = "put the file back, or move the run's folder away"
 
 
 @record
@@ -86,18 +89,24 @@ def read_run(folder: Path) -> RunInfo:
     except OSError as e:
         raise RunError("not a run folder", where=str(path), got=e.strerror) from e
     except (ValueError, TypeError, KeyError) as e:
-        raise RunError("run.json does not decode", where=str(path), got=str(e)) from e
+        raise RunError("run.json does not decode", where=str(path), got=str(e), hint=HOW_TO_MEND) from e
 
 
 def list_runs(root: Path) -> tuple[RunInfo, ...]:
     """All readable runs below `root`, oldest first."""
+    return look_at_runs(root)[0]
+
+
+def look_at_runs(root: Path) -> tuple[tuple[RunInfo, ...], Mapping[str, RunError]]:
+    """The readable runs below `root`, oldest first, and why the others are not, by the name of their folder."""
     found: list[RunInfo] = []
+    unreadable: dict[str, RunError] = {}
     for path in sorted(root.glob("*/run.json")):
         try:
             found.append(read_run(path.parent))
-        except RunError:
-            continue
-    return tuple(sorted(found, key=lambda r: r.created_at_s))
+        except RunError as e:
+            unreadable[path.parent.name] = e
+    return tuple(sorted(found, key=lambda r: r.created_at_s)), unreadable
 
 
 def _encode(info: RunInfo) -> dict[str, Any]:

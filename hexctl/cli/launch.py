@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from hexctl.cli.extras import need_run_extra
+from hexctl.cli.last_words import last_error, log_of
 from hexctl.cli.processes import wait_gone
+from hexctl.roots import root_words
 from planner.errors import HexError
 from planner.record import record
 from runtime.errors import DeadlineError, RunError, UnreachableError
@@ -79,8 +81,14 @@ def start_detached(argv: Sequence[str], root: Path, *, say: Callable[[str], None
         child = subprocess.Popen(
             list(argv), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
         )
-        say(f"starting the daemon (pid {child.pid})")
-        return _await_answer(child, root, log, say)
+        try:
+            say(f"starting the daemon (pid {child.pid})")
+            return _await_answer(child, root, log, say)
+        except KeyboardInterrupt:
+            if child.poll() is None:  # it is nobody's child but its own: the interrupt is of our waiting
+                there = root_words(root / "run")
+                say(f"the daemon (pid {child.pid}) goes on starting its run: hexctl attach{there}, hexctl down{there}")
+            raise
 
 
 def _await_answer(child: "subprocess.Popen[bytes]", root: Path, log: IO[bytes], say: Callable[[str], None]) -> RunInfo:
@@ -102,7 +110,7 @@ def _await_answer(child: "subprocess.Popen[bytes]", root: Path, log: IO[bytes], 
     what = f"run {run.id}" if run is not None else "the daemon"
     raise DeadlineError(
         f"{what} does not answer yet", got=f"{START_S:.0f} s", expected="a control socket",
-        hint=f"it was left running (pid {child.pid}); its log: {_log_of(run) or 'none yet'}",
+        hint=f"it was left running (pid {child.pid}); its log: {log_of(run) or 'none yet'}",
     )  # fmt: skip
 
 
@@ -130,12 +138,16 @@ def await_running(run: RunInfo, *, say: Callable[[str], None]) -> None:
             if run.daemon is not None:
                 wait_gone([run.daemon], LAST_WORDS_S)  # its last words come after its socket has gone
             raise _ended_early(read_run(Path(run.folder)), e) from e
+        except KeyboardInterrupt:
+            root = root_words(run.folder)
+            say(f"run {run.id} goes on starting: hexctl attach{root}, hexctl down{root}")
+            raise
     say(f"run {run.id} is still starting")
 
 
 def _ended_early(run: RunInfo, lost: UnreachableError) -> HexError:
-    path = _log_of(run)
-    own = _last_error(path.read_text(errors="replace").splitlines()) if path is not None else ""
+    path = log_of(run)
+    own = last_error(path.read_text(errors="replace").splitlines()) if path is not None else ""
     text, _, hint = own.partition("\nhint: ")
     if not text:
         text = f"run {run.id} ended while it started" + (f": {run.ending}" if run.ending else f" ({lost.what})")
@@ -162,19 +174,14 @@ def _run_of(pid: int, root: Path) -> RunInfo | None:
     return next((r for r in list_runs(root) if r.daemon is not None and r.daemon.pid == pid and alive(r.daemon)), None)
 
 
-def _log_of(run: RunInfo | None) -> Path | None:
-    path = run.paths.logs / "daemon.log" if run is not None else None
-    return path if path is not None and path.exists() else None
-
-
 def _ended(code: int, run: RunInfo | None, log: IO[bytes]) -> HexError:
     """The daemon's own words as an error with the daemon's exit code."""
     log.seek(0)
     lines = log.read().decode("utf-8", "replace").splitlines()
-    path = _log_of(run)
+    path = log_of(run)
     if path is not None:
         lines += path.read_text(errors="replace").splitlines()
-    own = _last_error(lines)
+    own = last_error(lines)
     hint = "" if own else "its last words:\n  " + "\n  ".join(lines[-TAIL_LINES:] or ["none"])
     if own:
         text, _, hint = own.partition("\nhint: ")
@@ -183,9 +190,3 @@ def _ended(code: int, run: RunInfo | None, log: IO[bytes]) -> HexError:
         error = RunError("the daemon ended before it answered", got=f"exit code {code}", hint=hint)
     error.exit_code = code if 1 <= code <= 6 else 1
     return error
-
-
-def _last_error(lines: Sequence[str]) -> str:
-    """The error the daemon rendered, from its "error: " line on; "" when it rendered none."""
-    starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
-    return "\n".join(lines[starts[-1] :]).removeprefix("error: ") if starts else ""

@@ -103,6 +103,24 @@ def config_path(text: str) -> Path:
     raise ConfigError("no such configuration", where=text, hint=hint)
 
 
+def text_of(path: str, *, option: str) -> str:
+    """The text of the file that an option names; ConfigError where there is none."""
+    from runtime.errors import ConfigError
+
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as e:
+        raise ConfigError("cannot be read", where=path, got=e.strerror, hint=f"{option} names a file") from e
+    except UnicodeDecodeError as e:
+        raise ConfigError(
+            "not a text file",
+            where=path,
+            got=e.object[e.start : e.end],
+            expected="UTF-8",
+            hint=f"{option} names a file",
+        ) from e
+
+
 def load(text: str, settings: tuple[str, ...] = (), *, to_run: bool = False) -> "LoadedConfig":
     """Load the configuration a person means; `to_run` also asks whether everything a run needs is named and there."""
     from runtime.config.load import load_config, need_runnable

@@ -83,7 +83,7 @@ def end_recorded(run: RunInfo, *, say: Callable[[str], None]) -> int:
     victims = descendants([m for m in (run.daemon, *run.ray_processes) if m is not None])
     victims = tuple(m for m in victims if m.pid != os.getpid())
     if victims:
-        say(f"ending {len(victims)} recorded processes of run {run.id}")
+        say(f"ending {len(victims)} recorded {'process' if len(victims) == 1 else 'processes'} of run {run.id}")
     left = victims
     for number, timeout_s in ((signal.SIGTERM, POLITE_S), (signal.SIGKILL, POLITE_S)):
         for m in left:

@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hexctl.cli.last_words import died_of
+from hexctl.roots import root_words
 from planner.errors import HexError
 from runtime.errors import ConfigError, UnreachableError
-from runtime.runs import RunInfo, alive, list_runs, read_run
+from runtime.runs import RunInfo, alive, look_at_runs, read_run
 
 if TYPE_CHECKING:
     from hexctl.client import Client
@@ -17,12 +19,14 @@ if TYPE_CHECKING:
 def choose_run(root: Path, run_id: str | None) -> RunInfo:
     """The run named (by id or an unambiguous start of it), else the only live one. ConfigError when it is not clear
     which, UnreachableError when none is live."""
-    runs = list_runs(root)
+    runs, unreadable = look_at_runs(root)
     if run_id is not None:
         matches = [r for r in runs if r.id == run_id] or [r for r in runs if r.id.startswith(run_id)]
         if len(matches) == 1:
             return matches[0]
         if not matches:
+            if run_id in unreadable:
+                raise unreadable[run_id]
             raise ConfigError(
                 "no such run", where=str(root), got=run_id, expected=_names(runs) or "a run", hint="hexctl runs"
             )
@@ -73,9 +77,10 @@ def explained(e: UnreachableError, run: RunInfo) -> UnreachableError:
             if any(alive(p) for p in run.ray_processes)
             else "its other processes are gone too"
         )
+        said, root = died_of(run), root_words(run.folder)
         return UnreachableError(
-            f"run {run.id}: its daemon is gone, {on}", where=str(run.paths.api_socket),
-            hint=f"hexctl daemon --run {run.id} takes it over; hexctl down --run {run.id} ends it",
+            f"run {run.id}: its daemon is gone, {on}" + (f"; it ended with: {said}" if said else ""), where=str(run.paths.api_socket),
+            hint=f"hexctl daemon --run {run.id}{root} takes it over; hexctl down --run {run.id}{root} ends it",
         )  # fmt: skip
     return UnreachableError(f"run {run.id}: {e.what}", where=e.where, got=e.got, expected=e.expected, hint=e.hint)
 

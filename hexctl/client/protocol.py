@@ -114,7 +114,7 @@ def unreachable(error: httpx.TransportError, socket: Path, timeout_s: float) -> 
         )  # fmt: skip
     what = "the daemon closed the connection" if isinstance(error, httpx.RemoteProtocolError) else "no daemon answers"
     return UnreachableError(
-        what, where=str(socket), hint="the run itself may well go on: hexctl runs; hexctl up takes it over again"
+        what, where=str(socket), hint="the run itself may well go on: hexctl runs; hexctl up --run ID takes it over"
     )
 
 

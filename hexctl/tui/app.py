@@ -15,6 +15,7 @@ from textual.binding import BindingType
 from textual.filter import LineFilter, NoColor
 from textual.screen import Screen
 
+from hexctl.roots import root_words
 from hexctl.tui.feed import Feed, SnapshotSource
 from hexctl.tui.keys import MAIN, Key, keys_at, works_in
 from hexctl.tui.pen import AsciiFilter, Pen
@@ -117,7 +118,8 @@ class HexApp(App[int], inherit_bindings=False):
             return f"run {self.run_name} has {'ended' if run.state == 'finished' else 'failed'}; its folder is {clean(run.folder)}"
         if run is not None and run.state == "stopping":
             return f"run {self.run_name} is ending; hexctl runs shows when it has"
-        return f"run {self.run_name} goes on; hexctl attach comes back; hexctl down ends it"
+        root = clean(root_words(run.folder)) if run is not None else ""
+        return f"run {self.run_name} goes on; hexctl attach{root} comes back; hexctl down{root} ends it"
 
     # drawing
 

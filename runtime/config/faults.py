@@ -90,11 +90,14 @@ def from_error(e: HexError) -> Fault:
 
 
 def _placed(fault: Fault, lines: Mapping[Loc, int], changed: frozenset[Loc]) -> Fault:
-    """The fault with its line: of the key, else of the nearest table around it; none for an override."""
+    """The fault with its line: of the key, else of the nearest table around it; none for an override, or in a table that
+    only an override has made."""
     if fault.loc in changed:
         return fault
     loc = fault.loc
     while loc and loc not in lines:
+        if any(c[: len(loc)] == loc for c in changed):
+            return fault
         loc = loc[:-1]
     return replace(fault, line=lines.get(loc, 1))
 

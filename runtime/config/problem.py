@@ -241,9 +241,10 @@ def kind_from_config(config: Config, name: str) -> DeviceKind:
         kind = CATALOGUE[name]
     else:
         known = fleet.kinds if fleet.source == "paced" else {**fleet.kinds, **CATALOGUE}
+        number = next((i for i, s in enumerate(fleet.devices) if s.kind == name), 0)
         raise ConfigError(
             "unknown device kind",
-            where="fleet.devices.kind",
+            where=f"fleet.devices.{number}.kind",
             got=name,
             expected=", ".join(known),
             hint=f"declare [fleet.kinds.{name}] with peak_flops, hbm, memory and link",

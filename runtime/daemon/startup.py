@@ -122,7 +122,7 @@ def _make(options: Options, loaded: LoadedConfig, root: Path) -> OpenRun:
     except OSError as e:
         raise ConfigError(
             "cannot make the run folder",
-            where=str(folder),
+            where=str(e.filename or folder),
             got=e.strerror or str(e),
             hint="run.root or --root names a folder that can be written to",
         ) from e
@@ -177,8 +177,8 @@ def _check_disk(folder: Path, floor_bytes: float) -> None:
         raise ConfigError(
             "too little free disk",
             where=str(folder),
-            got=f"{free / 1e9:.2f} GB",
-            expected=f"at least {floor_bytes / 1e9:.2f} GB (run.disk_floor)",
+            got=f"{free / 1e9:.3g} GB",
+            expected=f"at least {floor_bytes / 1e9:.3g} GB (run.disk_floor)",
             hint="free some, or name another folder with --root",
         )
 

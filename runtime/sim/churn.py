@@ -10,6 +10,7 @@ from planner.record import record
 
 Event = Literal["add", "remove", "slow"]
 _FORMS = 't_s,capacity or t_s,event,node (events "add", "remove", "slow" with a column factor)'
+NAMES_SHOWN = 12  # machines of the fleet that an error names
 
 
 @record
@@ -55,7 +56,10 @@ def _from_capacity(rows: Iterable[dict[str, str]], nodes: Sequence[str], where: 
     out: list[Change] = []
     now = len(nodes)
     for row in rows:
-        at_s, wanted = _number(row, "t_s", where), int(_number(row, "capacity", where))
+        at_s, capacity = _number(row, "t_s", where), _number(row, "capacity", where)
+        wanted = int(capacity)
+        if wanted != capacity:
+            raise InvalidInput("not a whole number of machines", where=f"{where}, column capacity", got=row["capacity"])
         if wanted > len(nodes):
             raise _too_many(where, wanted, nodes)
         if wanted < now:
@@ -76,15 +80,22 @@ def _from_events(rows: Iterable[dict[str, str]], nodes: Sequence[str], where: st
     out = [Change(at_s=0.0, event="remove", nodes=away)] if away else []
     for r in ordered:
         event, node, at_s = r["event"], r["node"], _number(r, "t_s", where)
+        if not node:
+            raise InvalidInput("an event without a machine", where=f"{where}, t_s {r['t_s']}", expected="a node")
         if event not in ("add", "remove", "slow"):
             raise InvalidInput("unknown event", where=where, got=event, expected="add, remove or slow")
         if node not in nodes and node not in place:
-            if event == "remove":
-                raise InvalidInput("a machine goes that never came", where=where, got=node)
+            if event != "add":
+                raise _foreign(where, r, nodes)
             if not free:
                 raise _too_many(where, len(nodes) + 1, nodes)
             place[node] = free.pop(0)
         factor = _number(r, "factor", where) if event == "slow" else 1.0
+        if factor == 0:
+            raise InvalidInput(
+                "a machine takes no time at all", where=f"{where}, column factor", got=r["factor"],
+                expected="times as long as before, more than 0",
+            )  # fmt: skip
         out.append(Change(at_s=at_s, event=event, nodes=(place.get(node, node),), factor=factor))  # type: ignore[arg-type]
         if event == "remove" and node in place:
             free.insert(0, place.pop(node))
@@ -101,6 +112,20 @@ def merged(changes: Iterable[Change]) -> tuple[Change, ...]:
         else:
             out.append(c)
     return tuple(out)
+
+
+def _foreign(where: str, row: dict[str, str], nodes: Sequence[str]) -> InvalidInput:
+    """A machine goes or slows down that the fleet does not have and that no event has added."""
+    told = ", ".join(nodes[:NAMES_SHOWN]) + (
+        f" and {len(nodes) - NAMES_SHOWN} more" if len(nodes) > NAMES_SHOWN else ""
+    )
+    return InvalidInput(
+        f"a machine {'goes' if row['event'] == 'remove' else 'slows down'} that this fleet does not have and no event added",
+        where=f"{where}, t_s {row['t_s']}",
+        got=row["node"],
+        expected=f"one of {told}",
+        hint="the trace belongs to another fleet: simulate that one, or write the names of this fleet's machines into it",
+    )
 
 
 def _too_many(where: str, wanted: int, nodes: Sequence[str]) -> InvalidInput:

@@ -27,10 +27,12 @@ class LengthModel:
     growth_per_step: float = 0.0  # the mean is (1 + growth_per_step * step) times as long at that step
 
     def __post_init__(self) -> None:
-        if not 0 < self.mean_tokens <= self.max_tokens or self.cv < 0:
+        if not 0 < self.mean_tokens <= self.max_tokens or not 0 <= self.cv < math.inf:
             raise InvalidInput(
                 "lengths need 0 < mean <= longest and cv >= 0", got=(self.mean_tokens, self.cv, self.max_tokens)
             )
+        if not math.isfinite(self.growth_per_step):
+            raise InvalidInput("lengths grow by a finite share at a step", got=self.growth_per_step)
         if self.family == "listed" and not self.listed:
             raise InvalidInput("a list of lengths is empty", expected="at least one length")
         if any(n < 1 for n in self.listed):
@@ -44,8 +46,8 @@ class LengthModel:
         return {"constant": 0.0, "exponential": 1.0}.get(self.family, self.cv)
 
     def factor(self, step: int) -> float:
-        """How much longer than at the start answers are at that step."""
-        return max(0.0, 1.0 + self.growth_per_step * step)
+        """How much longer than at the start answers are at that step. Answers that shrink end at one token."""
+        return max(min(1.0, 1.0 / self.mean_tokens), 1.0 + self.growth_per_step * step)
 
     def draw(
         self, rng: np.random.Generator, count: int, step: int = 0, *, rounding: np.random.Generator | None = None

@@ -190,7 +190,7 @@ class Run:
                 if hit:
                     self.at(self.flow.now_s + self.options.costs.detect_s, lambda: self._needs("loss", hit))
                 if came:
-                    self._needs("join", f"{len(came)} devices came")
+                    self._needs("join", f"{len(came)} device{'' if len(came) == 1 else 's'} came")
 
     def _look_at_speeds(self) -> None:
         if self.watch is None or self.standing.train is None:

@@ -188,7 +188,8 @@ class Standing:
             self._moving += 1
             self.train = None
             self._flow.set_trainer(None)
-        parts = ([f"{len(hit)} replicas"] if hit else []) + (["the trainer"] if trainer else [])
+        replicas = [f"{len(hit)} replica{'' if len(hit) == 1 else 's'}"] if hit else []
+        parts = replicas + (["the trainer"] if trainer else [])
         return f"lost {' and '.join(parts)}" if parts else "lost devices of the plan" if self.wants(gone) else ""
 
     def stop(self) -> None:

@@ -115,5 +115,10 @@ def open_store(path: Path) -> EventStore:
 
 
 def _refused(path: Path, error: sqlite3.Error) -> RunError:
-    hint = "is the folder writable, and is there space on the disk?"
+    damaged = getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+    hint = (
+        "the file is damaged: put it back from a copy"
+        if damaged
+        else "is the folder writable, and is there space on the disk?"
+    )
     return RunError("the event store cannot be written or read", where=str(path), got=str(error), hint=hint)

@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from hexctl.cli.main import COMMANDS, cli, main
+from hexctl.cli.options import load
+from hexctl.cli.render.text import signed
+from hexctl.roots import root_words
 from planner.record import replace
 from runtime.api.wire import EventRow, Proposal
+from runtime.config.load import resolved_toml
 from runtime.runs import ProcessMark, read_run
 from tests.api.doors import PLAN, Served, served, snapshot
 from tests.cli.runs import make_run
@@ -181,6 +185,7 @@ def test_the_right_revision_is_taken(server: Served, shell: Shell) -> None:
 def test_wait_until(server: Served, shell: Shell) -> None:
     assert shell.json("wait", "--until", "reward>0.8 and state=running")["reward_mean"] == 0.83
     shell("wait", "--until", "reward>0.99", "--timeout", "0.2s", code=6)
+    assert "not within 200 ms" in shell.err
     assert "reward_mean 0.83" in shell.err
     shell("wait", "--until", "colour=red", code=2)
     shell("wait", "--until", "reward>0.8", "--timeout", "soon", code=2)
@@ -224,7 +229,8 @@ def test_a_run_whose_daemon_is_gone(root: Path, shell: Shell) -> None:
     make_run(root, "local-dead", daemon=ProcessMark(pid=2**22 - 1, start_ticks=1))
     shell("status", code=3)
     assert "its daemon is gone" in shell.err
-    assert "hexctl daemon --run local-dead" in shell.err
+    told = f"hint: hexctl daemon --run local-dead --root {root} takes it over; hexctl down --run local-dead --root {root} ends it"
+    assert told in shell.err
     assert shell.json("runs")[0]["standing"] == "dead"
     shell("down")
     assert "no daemon answers" in shell.err
@@ -253,6 +259,7 @@ def test_run_folders_that_are_damaged_are_passed_over(root: Path, shell: Shell) 
         (root / f"broken-{i}").mkdir(parents=True)
         (root / f"broken-{i}" / "run.json").write_text(body)
     assert shell.json("runs") == []
+    assert shell.err.count("left out: ") == 4
 
 
 def test_the_summaries_are_the_commands_own_words() -> None:
@@ -263,3 +270,59 @@ def test_the_summaries_are_the_commands_own_words() -> None:
         command = cli.get_command(context, name)
         assert command is not None
         assert (command.help or "").startswith(summary)
+
+
+FULL = "error: runs/x/events.db: the event store cannot be written, got 'disk is full'\nhint: is there space on the disk?\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (FULL, "gone too; it ended with: runs/x/events.db: the event store cannot be written, got 'disk is full'\n"),
+        (FULL + "17:16:19 I daemon 2 starts\n", "gone too\n"),  # which was killed
+        ("", "gone too\n"),
+    ],
+)
+def test_of_what_a_daemon_died_is_said(root: Path, shell: Shell, log: str, said: str) -> None:
+    run = make_run(root, "local-dead", daemon=ProcessMark(pid=2**22 - 1, start_ticks=1))
+    run.paths.logs.mkdir()
+    (run.paths.logs / "daemon.log").write_text("17:16:18 I start r0\n" + log)
+    shell("status", code=3)
+    assert said in shell.err
+
+
+def test_an_export_that_fails_is_one_error(root: Path, shell: Shell, tmp_path: Path) -> None:
+    run = make_run(root, "local-new0")
+    run.paths.config.write_text(resolved_toml(load("local")))
+    shell("export", "--run", "local-new0", str(tmp_path / "out"), code=1)
+    assert "no weights are published yet" in shell.err
+    assert shell.err.count("error:") == 1
+    make_run(root, "sim-new0", label="simulated")
+    shell("export", "--run", "sim-new0", str(tmp_path / "out"), code=4)
+    assert "a simulated run has no weights" in shell.err
+
+
+def test_a_run_whose_file_does_not_decode_is_not_passed_over(root: Path, server: Served, shell: Shell) -> None:
+    for name, text in (("local-bad0", b"{"), ("local-bad1", b"[]"), ("local-bad2", bytes(range(256)))):
+        make_run(root, name)
+        (root / name / "run.json").write_bytes(text)
+        shell("status", "--run", name, code=1)
+        assert f"{name}/run.json: run.json does not decode" in shell.err
+        assert "hint: put the file back" in shell.err
+    assert [r["id"] for r in shell.json("runs")] == ["local-7f3a"]
+    assert shell.err.count("left out: ") == 3
+    assert shell.json("status")["run"] == "local-7f3a"
+
+
+def test_a_command_to_type_names_the_root_where_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert root_words("runs/local-7f3a") == ""
+    assert root_words(tmp_path / "runs" / "local-7f3a") == ""
+    assert root_words("/data/my runs/local-7f3a") == " --root '/data/my runs'"
+
+
+@pytest.mark.parametrize(
+    ("share", "told"), [(-0.004, "+0 %"), (0.004, "+0 %"), (-0.22, "-22 %"), (0.09, "+9 %"), (None, "—")]
+)
+def test_a_deviation_of_nothing_has_no_minus(share: float | None, told: str) -> None:
+    assert signed(share) == told

@@ -1,6 +1,10 @@
 """Starting a detached daemon and ending it, with a real process in its place."""
 
+import re
+import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,7 +34,7 @@ def test_a_daemon_is_started_answers_and_is_ended(tmp_path: Path, capfd: pytest.
     assert read_run(Path(info.folder)).state == "ended"
     out, err = capfd.readouterr()
     assert out == ""
-    assert "waiting for 1 processes" in err
+    assert "waiting for 1 process to end" in err
 
 
 def test_force_ends_a_daemon_that_is_not_asked(tmp_path: Path) -> None:
@@ -45,6 +49,34 @@ def test_progress_is_told_until_the_run_works(tmp_path: Path) -> None:
     info = start_detached(argv(tmp_path, "slow"), tmp_path, say=lambda text: None)
     await_running(info, say=said.append)
     assert said == ["run local-7f3a: starting Ray"]
+    assert main(["down", "--root", str(tmp_path)]) == 0
+
+
+def _ctrl_c_at(words: str, said: list[str]) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        said.append(text)
+        if words in text:
+            signal.raise_signal(signal.SIGINT)
+
+    return say
+
+
+def test_after_ctrl_c_what_goes_on_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        start_detached(argv(tmp_path, "slow"), tmp_path, say=_ctrl_c_at("waiting for its control socket", said))
+    assert re.fullmatch(
+        rf"the daemon \(pid \d+\) goes on starting its run: hexctl attach --root {tmp_path}, hexctl down --root {tmp_path}",
+        said[-1],
+    )
+    info = read_run(tmp_path / "local-7f3a")
+    deadline = time.monotonic() + 20
+    while not answers(info):
+        assert time.monotonic() < deadline
+    with pytest.raises(KeyboardInterrupt):
+        await_running(info, say=_ctrl_c_at("starting Ray", said))
+    assert said[-1].startswith("run local-7f3a goes on starting: hexctl attach --root ")
+    assert alive(info.daemon)
     assert main(["down", "--root", str(tmp_path)]) == 0
 
 

@@ -158,7 +158,9 @@ def test_a_budget_is_usd_an_hour(text: str) -> None:
         (["--budget", "30s"], 2, "--solve-time"),
         (["--budget", "3"], 5, "less than the cheapest instance, wide at $3.50/h"),
         (["--reach", "1e12"], 5, "no mix of what the market has reaches it"),
-        (["--reach", "-1"], 2, "positive"),
+        (["--reach", "-1"], 2, "'--reach': -1 is not a number above 0"),
+        (["--reach", "nan"], 2, "'--reach': nan is not a number above 0"),
+        (["--robust", "--threshold", "inf"], 2, "'--threshold': inf is not a number above 0"),
         (["--frontier", "--budget", "1"], 5, "less than the cheapest instance"),
         (["--steps", "5"], 2, "--within go together"),
         (["--steps", "0", "--within", "1h"], 2, "steps must be at least 1"),
@@ -178,6 +180,7 @@ def test_nonsense(
     assert out == ""
     assert says in err
     assert err.count("error:") == 1
+    assert code != 5 or "hint: loosen the limit" in err
 
 
 @pytest.mark.parametrize(

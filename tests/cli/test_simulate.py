@@ -114,3 +114,45 @@ def test_what_makes_no_sense_is_refused_in_words(
 ) -> None:
     assert main([*SMALL, *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (("--trace", "noise"), "noise: not a text file"),
+        (("--trace", "nothing-there"), "nothing-there: cannot be read, got 'No such file or directory'"),
+        (("--trace", "."), "cannot be read, got 'Is a directory'"),
+        (("--lengths", "noise"), "noise: not a text file"),
+        (("--lengths", "blank"), "blank: no lengths in it"),
+        (("--lengths", "lognormal:-5,1"), "--lengths: not lengths that can be drawn"),
+        (("--lengths", "lognormal:8,nan"), "--lengths: not lengths that can be drawn"),
+        (("--lengths", "constant:1e9"), "lengths.response_max"),
+        (("--growth", "nan"), "--growth: not a share"),
+    ],
+)
+def test_what_cannot_be_simulated_is_told_by_its_option(
+    told: tuple[str, str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("noise").write_bytes(bytes(range(256)))
+    Path("blank").write_text("# nothing\n")
+    assert main([*SMALL, *told]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("growth", ["-0.3", "-3"])
+def test_answers_that_shrink_end_at_one_token(growth: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--output", "json", "--growth", growth]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["steps"] == 12
+
+
+def test_a_timeline_that_cannot_be_written_is_told_before_the_simulation(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["simulate", "laptop", "--steps", "1000000000", "--timeline", str(tmp_path / "no" / "t.json")]) == 2
+    assert "No such file" in capsys.readouterr().err

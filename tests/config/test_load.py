@@ -74,6 +74,7 @@ NONSENSE = [
     (12, "memory = inf", "fleet.kinds.fast.memory: not a finite number", "", 12),
     (12, 'memory = ["64 MB"]', "fleet.kinds.fast.memory: not an amount of memory", "", 12),
     (13, "", "fleet.kinds.fast.link: missing", "", 9),
+    (15, 'kind = "cart"', "fleet.devices.0.kind: unknown device kind", "got 'cart'", 15),
     (15, 'kind = "fast"\ncount = 0', "fleet.devices.0.count: bad value", "got 0", 16),
     (15, 'kind = "fast"\ncount = 1.5', "fleet.devices.0.count: bad value", "got 1.5", 16),
     (15, 'kind = "fast"\n[algorithm]\neta = -1', "algorithm.eta: bad value", "got -1", 17),
@@ -146,7 +147,10 @@ def test_overrides(folder: Path) -> None:
     assert changed.config.fleet.devices[0].count == 3
     assert changed.origins["algorithm.eta"] == "--set"
     assert changed.sha256 != load_config(path).sha256
+    assert fails(path, overrides={"nonsense.eta": "1"}).startswith("--set nonsense: nonsense: unknown key")
     assert fails(path, overrides={"algorithm.eta": "many"}).startswith("--set algorithm.eta: algorithm.eta: bad value")
+    unknown = fails(path, overrides={"fleet.devices.0.kind": "cart"})
+    assert unknown.startswith("--set fleet.devices.0.kind: fleet.devices.0.kind: unknown device kind")
     for key in ("fleet.devices.7.count", "model.path.deeper", "", "model."):
         assert f"--set {key}" in fails(path, overrides={key: "1"})
 

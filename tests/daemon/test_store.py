@@ -42,7 +42,7 @@ def test_a_reader_beside_the_writer_sees_only_whole_appends(tmp_path: Path) -> N
     ("make", "message"),
     [
         (lambda p: p, "cannot be written or read"),  # the folder is missing
-        (lambda p: p.parent.mkdir() or p.write_bytes(b"not a database" * 99), "cannot be written or read"),
+        (lambda p: p.parent.mkdir() or p.write_bytes(b"not a database" * 99), "hint: the file is damaged"),
         (lambda p: p.parent.mkdir() or foreign(p), "another schema"),
     ],
 )

@@ -171,7 +171,14 @@ def test_machines_nobody_named_take_free_places_and_give_them_back() -> None:
         ("when,what\n1,2\n", "not a churn trace"),
         ("t_s,capacity\n0,4\n", "more machines"),
         ("t_s,capacity\n-1,2\n", "0 or more"),
-        ("t_s,event,node\n0,remove,x\n", "never came"),
+        ("t_s,capacity\n0,2.7\n", "whole number of machines"),
+        ("t_s,event,node\n0,remove\n", "without a machine"),
+        ("t_s,event,node,factor\n0,slow,a,0\n", "no time at all"),
+        (
+            "t_s,event,node\n0,remove,x\n",
+            "goes that this fleet does not have .* got 'x', expected one of a, b, c\nhint: .*another fleet",
+        ),
+        ("t_s,event,node,factor\n0,slow,x,2\n", "slows down that this fleet does not have"),
         ("t_s,event,node\n0,explode,a\n", "unknown event"),
         ("t_s,event,node,factor\n0,slow,a,quick\n", "0 or more"),
         ("t_s,event,node\n0,add,w\n0,add,x\n0,add,y\n0,add,z\n", "more machines"),
@@ -181,6 +188,11 @@ def test_machines_nobody_named_take_free_places_and_give_them_back() -> None:
 def test_a_table_that_makes_no_sense_is_refused_in_words(text: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         read_changes(text, NODES)
+
+
+def test_of_a_large_fleet_the_first_machines_are_named() -> None:
+    with pytest.raises(InvalidInput, match=r"one of m0, m1, .*, m11 and 88 more\nhint:"):
+        read_changes("t_s,event,node\n0,remove,x\n", [f"m{i}" for i in range(100)])
 
 
 def test_the_timeline_is_a_chrome_trace() -> None:

@@ -138,6 +138,17 @@ async def test_filter_field_takes_keys_that_otherwise_act() -> None:
         assert source.commands == []
 
 
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+async def test_the_filter_field_shows_what_is_typed(size: tuple[int, int]) -> None:
+    app = app_on(FakeSource(sample_snapshot()))
+    async with app.run_test(size=size) as pilot:
+        await started(pilot)
+        await pilot.press("/")
+        await until(pilot, lambda: "every word must match" in screen_text(app))
+        await pilot.press(*"old")
+        await until(pilot, lambda: any(x.strip() == "old" for x in screen_text(app).splitlines()))
+
+
 async def test_details_help_and_copy() -> None:
     app = app_on(FakeSource(sample_snapshot()))
     async with app.run_test(size=WIDE) as pilot:
@@ -185,13 +196,14 @@ async def test_the_palette_offers_what_works_here_and_does_it() -> None:
 
 
 async def test_silence_greys_the_last_values_and_says_that_the_run_goes_on() -> None:
-    source = FakeSource(sample_snapshot())
+    lives = replace(sample_snapshot(), run=replace(sample_snapshot().run, label="gpu"))
+    source = FakeSource(lives)
     now = [100.0]
     app = app_on(source, clock=lambda: now[0])
     async with app.run_test(size=WIDE) as pilot:
         await started(pilot)
         source.silent = True
-        source.put(sample_snapshot())
+        source.put(lives)
         assert app.feed is not None
         app.feed.nudge()
         await until(pilot, lambda: "daemon not answering" in screen_text(app))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexctl.tui.view import numbers as n
 from hexctl.tui.view.context import Context
 from hexctl.tui.view.fleet import (
     ROLES,
@@ -24,6 +25,7 @@ from hexctl.tui.view.fleet import (
 from hexctl.tui.view.glyphs import to_ascii
 from hexctl.tui.view.history import EMPTY, KEPT
 from hexctl.tui.view.text import plain, width_of
+from planner.catalogue import CATALOGUE
 from planner.record import replace
 from runtime.api.wire import DeviceRow, Snapshot
 from tests.tui.samples import NOW_S, device, hostile_snapshot, paced_snapshot, sample_snapshot, wide_snapshot
@@ -213,3 +215,58 @@ def test_a_clock_that_went_back_does_not_stop_history() -> None:
     s = sample_snapshot()
     later = EMPTY.grown(replace(s, at_s=NOW_S + 1000))
     assert len(later.grown(replace(s, at_s=NOW_S)).of(s.devices[0].id)) == 2
+
+
+LARGE = {
+    "running": (1024, "1,024/2,048"),
+    "memory_used_bytes": (1000.0 * 2**30, "1,000/1,536"),
+    "power_w": (1200.0, "1,200 W"),
+    "temperature_c": (1000.0, "1,000"),
+    "tokens_per_s": (999_999.0, "999,999"),
+    "usd_per_mtok": (12345.678, "12,346"),
+    "modelled_tokens_per_s": (10.0, "+9,999,890 %"),
+    "drift_factor": (124.45, "+12,345 %"),
+    "version": (1_234_567, "1234567"),
+}
+
+
+@pytest.mark.parametrize("field", LARGE)
+@pytest.mark.parametrize("width", [100, 145, 200, 400])
+def test_no_figure_is_cut_however_large(field: str, width: int) -> None:
+    """Where its column is on the screen the figure stands in it whole, in the row that has it and beside smaller ones."""
+    value, told = LARGE[field]
+    small = sample_snapshot().devices[1]
+    large = replace(small, id="large", slots=2048, memory_total_bytes=1536.0 * 2**30, tokens_per_s=999_999.0)
+    rows = _rows(replace(sample_snapshot(), devices=(small, replace(large, **{field: value}))))
+    columns = columns_for(rows, width)
+    names = {"running": "slots", "memory_used_bytes": "memory", "power_w": "power", "temperature_c": "temp",
+             "tokens_per_s": "rate", "usd_per_mtok": "cost", "modelled_tokens_per_s": "against", "drift_factor": "drift"}  # fmt: skip
+    cells = [[plain(c.cell(r, c.width)).strip() for r in rows] for c in columns if c.id == names.get(field, field)]
+    assert width < 200 or cells
+    for _, cell in cells:
+        assert cell.endswith(told) or cell.startswith(told)
+    for r in rows:
+        assert "…" not in plain(row_line(r, columns, width, cursor=False, marked=False))
+
+
+@given(st.floats(1e-9, 1e12))
+def test_a_price_fits_under_its_head(usd_per_mtok: float) -> None:
+    assert len(n.price(usd_per_mtok)) <= 7
+
+
+def test_kinds_of_the_catalogue_are_said_whole() -> None:
+    for kind in CATALOGUE:
+        rows = _rows(replace(sample_snapshot(), devices=(device(0, kind=kind),)))
+        assert f" {kind} " in plain(row_line(rows[0], columns_for(rows, 200), 200, cursor=False, marked=False))
+
+
+@pytest.mark.parametrize("snapshot", [sample_snapshot(), paced_snapshot()], ids=["sample", "paced"])
+@pytest.mark.parametrize("width", [80, 110, 200])
+def test_the_sorted_column_has_its_whole_title_and_the_arrow(snapshot: Snapshot, width: int) -> None:
+    columns = columns_for(_rows(snapshot), width)
+    plain_head = plain(head_line(columns, width, None, False))
+    for c in columns:
+        for descending, arrow in ((True, "↓"), (False, "↑")):
+            head = plain(head_line(columns, width, c.id, descending))
+            assert f"{c.title}{arrow}" in head
+            assert head.replace(arrow, " ") == plain_head

@@ -13,7 +13,7 @@ from hexctl.tui.view.overview import overview_lines
 from hexctl.tui.view.plan import changes, part_of, plan_lines, remaining_s
 from hexctl.tui.view.text import Line, plain, width_of
 from planner.record import replace
-from runtime.api.wire import MigrationView, Snapshot
+from runtime.api.wire import MigrationView, PlacementRow, Snapshot
 from tests.tui.samples import (
     NOW_S,
     bare_snapshot,
@@ -106,7 +106,10 @@ def test_flow_without_data_says_so_instead_of_drawing_zeroes() -> None:
     text = _text(flow_lines(empty, 140, 40, CTX))
     assert text.count("no points yet") == 4
     assert "no samples yet" in text
-    assert "no step finished yet" in text
+    assert "no figures of a step" in text
+    assert "no step finished" not in text  # some hundred have
+    begun = _text(flow_lines(replace(empty, flow=replace(s.flow, metrics={}, steps_done=0)), 140, 40, CTX))
+    assert "no step finished yet" in begun
     assert "has not answered" in _text(flow_lines(bare_snapshot(), 140, 40, CTX))
 
 
@@ -123,6 +126,30 @@ def test_plan_shows_in_force_beside_proposed() -> None:
     assert "→" not in rows["n0/gpu1"]
     for word in ("1,730", "1,838", "$0.52", "$0.47", "+6.2 % tok/s", "1,960", "all divisions", "drain r1", "◌ stop r1"):
         assert word in text
+
+
+WIDE_PARTS = PlacementRow(
+    role="train", kind="RTX-PRO-6000", devices=("a", "b"), tp=8, pp=12, dp=16, rate_tokens_per_s=1.0
+)
+
+
+@pytest.mark.parametrize("width", [80, 100, 145, 200])
+@pytest.mark.parametrize("proposed", [False, True])
+def test_what_a_plan_has_a_device_do_is_said_whole(width: int, proposed: bool) -> None:
+    s = sample_snapshot()
+    assert s.plan is not None
+    assert s.proposal is not None
+    d = replace(s.devices[0], id="a", kind="RTX-PRO-6000", tokens_per_s=1234.0)
+    plan = replace(s.plan, placements=(WIDE_PARTS,))
+    then = replace(s.proposal, plan=replace(plan, placements=(replace(WIDE_PARTS, dp=32),))) if proposed else None
+    text = _text(plan_lines(replace(s, devices=(d,), plan=plan, proposal=then), width, 40, CTX))
+    row = next(x for x in text.splitlines() if x.strip().startswith("n0/gpu0"))
+    assert "train (TP 8 PP 12 DP 16)  " in row
+    assert ("→ train (TP 8 PP 12 DP 32)  " in row) == proposed
+    assert "1,234 / 1,755" in row
+    assert ("RTX-PRO-6000  " in row) == (
+        not proposed or width in (100, 200)
+    )  # at 145 the figures stand beside the table
 
 
 def test_plan_changes_are_exactly_the_devices_that_move() -> None:
@@ -182,11 +209,12 @@ def test_banners() -> None:
     s = sample_snapshot()
     fine = Health(answering=True, silent_s=0.2)
     assert chrome.banner_lines(s, 0.2, fine) == ()
-    silent = _text(
-        chrome.banner_lines(s, 12.0, Health(answering=False, silent_s=12.0, reason="no daemon answers", retry_s=2.0))
-    )
+    gone = Health(answering=False, silent_s=12.0, reason="no daemon answers", retry_s=2.0)
+    silent = _text(chrome.banner_lines(replace(s, run=replace(s.run, label="gpu")), 12.0, gone))
     assert "daemon not answering 12 s" in silent
     assert "run local-7f3a goes on" in silent
+    assert s.run.label == "simulated"
+    assert "run local-7f3a stands still without its daemon" in _text(chrome.banner_lines(s, 12.0, gone))
     assert "greyed" in silent
     assert "control loop is late" in _text(chrome.banner_lines(s, 12.0, fine))
     assert "has ended" in _text(chrome.banner_lines(replace(s, run=replace(s.run, state="finished")), 0, fine))
@@ -205,7 +233,7 @@ def test_details_name_everything_and_survive_a_device_that_left() -> None:
         s.devices[3].id,
         "v212 9f3c41",
         "6 of 6 slots",
-        "pid 4104",
+        "pid 4104, simulated",
         "18 GiB of 24 GiB",
         "145 W",
         "89 °C",
@@ -240,3 +268,31 @@ def test_the_plan_view_shows_predicted_beside_measured(width: int) -> None:
     assert "x 0.93" in text[3]
     assert all(len(x.rstrip()) <= width for x in text)
     assert calibration_lines(replace(sample_snapshot(), calibration=()), width) == ()
+
+
+@pytest.mark.parametrize("width", [78, 90, 143])
+def test_no_figure_of_the_calibration_is_cut(width: int) -> None:
+    row = replace(sample_snapshot().calibration[0], kind="RTX-PRO-6000", modelled_tokens_per_s=999_999.0, factor=1234.5,
+                  samples=12_345_678, modelled_step_s=1234.0, measured_step_s=12_345.0)  # fmt: skip
+    text = [plain(x) for x in calibration_lines(replace(sample_snapshot(), calibration=(row,)), width)]
+    assert "RTX-PRO-6000 " in text[2]
+    assert "999,999 " in text[2]
+    assert ("1,234 s / 12,345 s " in text[2]) == ("STEP" in text[1])
+    assert ("12,345,678" in text[2]) == ("SAMPLES" in text[1])
+    assert "…" not in text[2]
+    assert "SAMPLES" in text[1] or width < 90
+
+
+@pytest.mark.parametrize("size", [(80, 40), (100, 30), (200, 60)])
+def test_large_figures_of_the_flow_keep_its_charts_and_tables_in_line(size: tuple[int, int]) -> None:
+    s = sample_snapshot()
+    assert s.flow is not None
+    flow = replace(
+        s.flow, samples_by_state={"PENDING": 3, "APPLIED": 12_345_678_901}, wasted_tokens={"stale": 12_345_678_901}
+    )
+    lines = flow_lines(replace(s, flow=flow, series={"tokens_per_s": (5.0, 12_345_678.0)}), *size, CTX)
+    text = _text(lines)
+    assert " 12.3M " in text
+    tables = [plain(x) for x in lines if "applied" in plain(x) or "pending" in plain(x)]
+    assert len({x.index("%") for x in tables}) == 1, tables
+    assert "…" not in "".join(tables)

@@ -17,10 +17,10 @@ from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, load, output_option
 from hexctl.cli.probe import Gpus, probe
 from hexctl.cli.processes import descendants
-from hexctl.cli.render.text import size, table
+from hexctl.cli.render.text import counted, size, table
 from runtime.config.calibration import NAME, calibration_file
 from runtime.paths import short_root
-from runtime.runs import list_runs
+from runtime.runs import HOW_TO_MEND, look_at_runs
 
 FREE_FLOOR_BYTES = 1e9
 
@@ -135,17 +135,22 @@ def _sockets() -> Iterator[Finding]:
 
 
 def _runs(root: Path) -> Iterator[Finding]:
-    for run in list_runs(root):
+    readable, unreadable = look_at_runs(root)
+    for name, fault in unreadable.items():
+        yield Finding(what=f"run {name}", verdict="fault", found=f"{fault.what}: {fault.got}", hint=HOW_TO_MEND)
+    for run in readable:
         stands = standing(run)
         left = descendants(m for m in (run.daemon, *run.ray_processes) if m is not None)
         if stands == "live":
-            yield Finding(what=f"run {run.id}", verdict="ok", found=f"live, {len(left)} processes")
+            yield Finding(
+                what=f"run {run.id}", verdict="ok", found=f"live, {counted(len(left), 'process', 'processes')}"
+            )
         elif stands == "without daemon":
             hint = f"hexctl up --run {run.id} takes it over; hexctl down --run {run.id} ends it"
             yield Finding(
                 what=f"run {run.id}",
                 verdict="note",
-                found=f"goes on without a daemon, {len(left)} processes",
+                found=f"goes on without a daemon, {counted(len(left), 'process', 'processes')}",
                 hint=hint,
             )
         elif left:

@@ -11,7 +11,9 @@ from hexctl.cli.exits import Progress, say
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import run_options
 from hexctl.cli.processes import descendants, end_recorded, wait_gone
+from hexctl.cli.render.text import counted
 from hexctl.cli.which import choose_run, something_lives
+from hexctl.roots import root_words
 from planner.record import replace
 from runtime.errors import DeadlineError, RunError, UnreachableError
 from runtime.paths import short_root
@@ -36,7 +38,9 @@ def down(*, force: bool, root: Path, run_id: str | None) -> None:
         ending = read_run(Path(run.folder))
         if ending.state != "ended":
             raise RunError(
-                "the daemon went away without ending the run", where=run.id, hint=f"hexctl down --run {run.id}"
+                "the daemon went away without ending the run",
+                where=run.id,
+                hint=f"hexctl down --run {run.id}{root_words(run.folder)}",
             )
         _remove_sockets(ending)
         say(f"run {run.id} has ended: {ending.ending}")
@@ -45,7 +49,7 @@ def down(*, force: bool, root: Path, run_id: str | None) -> None:
         say(f"run {run.id}: no daemon answers; ending its recorded processes")
     ended = end_recorded(read_run(Path(run.folder)), say=say)
     _write_ending(Path(run.folder), "ended by hexctl down without its daemon")
-    say(f"run {run.id} has ended ({ended} processes)")
+    say(f"run {run.id} has ended ({counted(ended, 'process', 'processes')})")
 
 
 def _orderly(root: Path, run: RunInfo) -> bool:
@@ -62,12 +66,14 @@ def _orderly(root: Path, run: RunInfo) -> bool:
         return False
     say(result.message)
     progress = Progress()
-    left = wait_gone(everything, ORDERLY_S, on_left=lambda n: progress(f"waiting for {n} processes to end"))
+    left = wait_gone(
+        everything, ORDERLY_S, on_left=lambda n: progress(f"waiting for {counted(n, 'process', 'processes')} to end")
+    )
     progress.done()
     if left:
         raise DeadlineError(
             f"run {run.id} is still ending", got=", ".join(f"pid {m.pid}" for m in left), expected=f"none after {ORDERLY_S:.0f} s",
-            hint=f"hexctl down --run {run.id} --force",
+            hint=f"hexctl down --run {run.id}{root_words(run.folder)} --force",
         )  # fmt: skip
     return True
 

@@ -24,12 +24,19 @@ def export(folder: Path, root: Path, run_id: str | None) -> None:
             raise RefusedError("not an empty folder", where=str(folder), hint="name a new one; nothing is overwritten")
     except OSError as e:
         raise ConfigError("cannot look into the folder", where=str(folder), got=e.strerror) from e
+    if run.label == "simulated":
+        raise RefusedError("a simulated run has no weights", where=run.id, hint="hexctl export is for runs that train")
     need_run_extra("hexctl export")
     command = [sys.executable, "-m", "runtime.rl.export", "--run-folder", run.folder, "--out", str(folder.resolve())]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), stderr=subprocess.PIPE, text=True, check=False
+    )
+    click.echo(done.stderr, err=True, nl=False)
     if done.returncode == 0:
         click.echo(str(folder))
         return
-    if 1 < done.returncode <= 6:  # the child has said what and why
+    if done.returncode > 0 and any(
+        x.startswith("error: ") for x in done.stderr.splitlines()
+    ):  # the child has said what and why
         raise click.exceptions.Exit(done.returncode)
     raise RunError("the export failed", where=str(folder), got=f"exit code {done.returncode}")

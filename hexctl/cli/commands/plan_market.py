@@ -26,10 +26,18 @@ Ask = Callable[[Stop], tuple[Any, Any]]  # the answer, and how it is told as (do
 F = TypeVar("F", bound=Callable[..., Any])
 LEAST_TIME_S = 60.0  # a question about mixes may take this long, where --solve-time says nothing
 
+
+def _finite(_: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """More than 0 and finite: click's own ranges let NaN pass."""
+    if value is not None and not 0 < value < math.inf:
+        raise click.BadParameter(f"{value:g} is not a number above 0", param=option)
+    return value
+
+
 _OPTIONS = (
     click.option("--market", metavar="FILE", type=click.Path(path_type=Path), help="What can be rented; default: the fleet."),
     click.option("--budget", metavar="USD/H", help='Most throughput for at most that price, such as "126.72".'),
-    click.option("--reach", metavar="TOKENS/S", type=float, help="The cheapest mix of instances that is as fast."),
+    click.option("--reach", metavar="TOKENS/S", type=float, callback=_finite, help="The cheapest mix of instances that is as fast."),
     click.option("--per-dollar", is_flag=True, help="With --reach: most tokens a dollar at no less than that."),
     click.option("--steps", metavar="N", type=int, help="With --within: that many steps for the least total cost."),
     click.option("--within", metavar="DURATION", help='The deadline of --steps, such as "24h".'),
@@ -40,7 +48,8 @@ _OPTIONS = (
     click.option("--robust", is_flag=True, help="The plan with the least worst-case regret over --lengths and --etas."),
     click.option("--lengths", metavar="N,N", help='Mean responses in tokens or in parts: "0.5x,1x,2x".'),
     click.option("--etas", metavar="N,N", help="Staleness bounds; default: the configuration's."),
-    click.option("--threshold", metavar="SHARE", type=float, default=0.05, help="With --robust: how much better another plan must be."),
+    click.option("--threshold", metavar="SHARE", type=float, callback=_finite, default=0.05,
+                 help="With --robust: how much better another plan must be."),
 )  # fmt: skip
 
 
@@ -74,7 +83,7 @@ def run(config: Any, problem: "Problem", asked: dict[str, Any], *, scheduler: st
     if isinstance(found, Infeasible):
         if output == "json":
             answer(output, plan_document(found, solve_s), "")
-        error(infeasible_text(found))
+        error(infeasible_text(found), hint="loosen the limit, or offer more with --market")
         return Exit.INFEASIBLE
     document, text = render
     answer(output, document(found, solve_s), text(found, solve_s) if output == "text" else "")
@@ -174,8 +183,6 @@ def _robust(problem: "Problem", asked: dict[str, Any], scheduler: str) -> Ask:
     from planner.robust import solve_robust
 
     scenarios, threshold = _scenarios(problem, asked), asked["threshold"]
-    if not 0 < threshold < math.inf:
-        raise click.UsageError("--threshold must be positive, such as 0.05")
 
     def ask(stop: Stop) -> tuple[Any, Any]:
         with _talking() as talk:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import click
 
+from hexctl.cli.exits import say
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, output_option
 from hexctl.cli.render.text import table
-from runtime.runs import RunInfo, alive, list_runs
+from runtime.runs import RunInfo, alive, look_at_runs
 
 
 @click.command(help=COMMANDS["runs"][1])
@@ -21,10 +22,12 @@ from runtime.runs import RunInfo, alive, list_runs
 )
 @output_option
 def runs(root: Path, output: str) -> None:
-    found = list_runs(root)
+    found, unreadable = look_at_runs(root)
     rows = [(r.id, standing(r), r.label, _when(r.created_at_s), r.ending, r.config_path) for r in found]
     text = table(("RUN", "STATE", "FLEET", "STARTED", "ENDING", "CONFIG"), rows) if rows else f"no runs in {root}"
     answer(output, [_document(r) for r in found], text)
+    for fault in unreadable.values():
+        say(f"left out: {fault.where}: {fault.what}, got {fault.got!r}")
 
 
 def standing(run: RunInfo) -> str:

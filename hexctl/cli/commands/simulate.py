@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 from hexctl.cli.commands.plan import problem_of
 from hexctl.cli.exits import Exit, Progress, error
 from hexctl.cli.main import COMMANDS
-from hexctl.cli.options import answer, calibration_option, load, output_option, set_option, stdout_kept_pure
+from hexctl.cli.options import answer, calibration_option, load, output_option, set_option, stdout_kept_pure, text_of
 from hexctl.cli.render.plan import infeasible_text
 from hexctl.cli.render.simulate import simulated_document, simulated_text
 from hexctl.cli.stopping import stop_after
@@ -102,6 +103,8 @@ def _run(
     from planner.solution import Infeasible
     from runtime.sim import simulate as run
 
+    if timeline:
+        Path(timeline).open("a").close()  # a file that cannot be written is told before the simulation, not after it
     progress, began = Progress(), time.monotonic()
     with stdout_kept_pure(), stop_after(float("inf")) as stop:
         plan = None
@@ -137,11 +140,13 @@ def _lengths(spec: str | None, growth: float, problem: "Problem") -> "LengthMode
     from runtime.sim.lengths import LengthModel, from_workload, listed
 
     assumed = problem.workload.response
+    if not math.isfinite(growth):
+        raise ConfigError("not a share", where="--growth", got=growth, expected='a number such as "0.001"')
     if spec is None:
         return replace(from_workload(assumed), growth_per_step=growth) if growth else None
     family, colon, figures = spec.partition(":")
     if not colon:
-        return listed(_listed(Path(spec)), growth_per_step=growth)
+        return listed(_listed(spec), growth_per_step=growth)
     try:
         numbers = [float(x) for x in figures.split(",")]
     except ValueError:
@@ -153,6 +158,11 @@ def _lengths(spec: str | None, growth: float, problem: "Problem") -> "LengthMode
             got=spec,
             expected="lognormal:MEAN,CV, exponential:MEAN, constant:MEAN or a file",
         )
+    if not 0 < numbers[0] <= assumed.max_tokens or not all(0 <= x < math.inf for x in numbers):
+        raise ConfigError(
+            "not lengths that can be drawn", where="--lengths", got=spec,
+            expected=f"a mean above 0 and at most {assumed.max_tokens} (lengths.response_max), a cv of 0 or more",
+        )  # fmt: skip
     return LengthModel(
         family=family,  # type: ignore[arg-type]
         mean_tokens=numbers[0],
@@ -162,8 +172,11 @@ def _lengths(spec: str | None, growth: float, problem: "Problem") -> "LengthMode
     )
 
 
-def _listed(path: Path) -> list[int]:
-    lines = [line.strip() for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+def _listed(path: str) -> list[int]:
+    text = text_of(path, option="--lengths")
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if not lines:
+        raise ConfigError("no lengths in it", where=path, expected="one length in tokens a line")
     for number, line in enumerate(lines, 1):
         if not line.isdecimal() or int(line) < 1:
             raise ConfigError(
@@ -178,4 +191,4 @@ def _changes(trace: str | None, problem: "Problem") -> "tuple[Change, ...]":
     if trace is None:
         return ()
     nodes = tuple(dict.fromkeys(d.node for d in problem.cluster.devices))
-    return read_changes(Path(trace).read_text(), nodes, where=trace)
+    return read_changes(text_of(trace, option="--trace"), nodes, where=trace)

@@ -10,6 +10,7 @@ from hexctl.cli.exits import say
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import load, root_option, run_options, set_option
 from hexctl.cli.which import choose_run, explained
+from hexctl.roots import root_words
 from runtime.errors import UnreachableError
 from runtime.runs import RunInfo, list_runs
 
@@ -94,7 +95,8 @@ def _enter(run: RunInfo, detach: bool, theme: str | None) -> int:
 
     await_running(run, say=say)
     click.echo(run.id)
-    say(f"run {run.id} goes on by itself: hexctl attach, hexctl status, hexctl down")
+    root = root_words(run.folder)
+    say(f"run {run.id} goes on by itself: hexctl attach{root}, hexctl status{root}, hexctl down{root}")
     return 0
 
 

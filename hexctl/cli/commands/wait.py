@@ -9,6 +9,7 @@ import click
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, output_option, run_options, seconds
 from hexctl.cli.render.status import status_document, status_text
+from hexctl.cli.render.text import duration
 from hexctl.cli.until import Term, look_up, parse
 from hexctl.cli.which import choose_run, connected
 from runtime.errors import DeadlineError, UnreachableError
@@ -30,7 +31,8 @@ POLL_S = 5.0
 @output_option
 def wait(until: str, timeout: str, root: Path, run_id: str | None, output: str) -> None:
     terms = parse(until)
-    deadline = time.monotonic() + seconds(timeout, where="--timeout")
+    limit_s = seconds(timeout, where="--timeout")
+    deadline = time.monotonic() + limit_s
     run = choose_run(root, run_id)
     seq: int | None = None
     document: dict[str, Any] = {}
@@ -46,7 +48,7 @@ def wait(until: str, timeout: str, root: Path, run_id: str | None, output: str) 
                         answer(output, document, status_text(snapshot))
                         return
                 if left <= 0:
-                    raise _late(f"not within {timeout}", until, terms, document)
+                    raise _late(f"not within {duration(limit_s)}", until, terms, document)
     except UnreachableError as e:
         if not document:
             raise

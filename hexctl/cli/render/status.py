@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hexctl.cli.render.text import DASH, duration, money, number, pairs, share, size, table
+from hexctl.cli.render.text import DASH, counted, duration, money, number, pairs, share, signed, size, table
 from runtime.api.wire import CalibrationRow, DeviceRow, Snapshot
 
 _FLOW = (
@@ -46,7 +46,7 @@ def _plain(value: Any) -> Any:
 def status_text(s: Snapshot) -> str:
     """The figures for people."""
     lines = [
-        f"{s.run.id}  {s.run.state}  {duration(s.at_s - s.run.started_at_s)}  {len(s.devices)} devices, {s.run.label}"
+        f"{s.run.id}  {s.run.state}  {duration(s.at_s - s.run.started_at_s)}  {counted(len(s.devices), 'device', 'devices')}, {s.run.label}"
     ]
     rows = [("plan", _plan_line(s))]
     if s.flow is None:
@@ -148,7 +148,7 @@ def _row(d: DeviceRow) -> tuple[str, ...]:
         marks.append("paced")
     return (
         d.display, d.kind, d.role, d.status, d.replica or DASH, share(d.util_share), memory, number(d.power_w, 0, " W"),
-        number(d.temperature_c), number(d.tokens_per_s), DASH if d.against_model is None else f"{100 * d.against_model:+.0f} %",
-        DASH if d.drift_factor is None else f"{100 * (d.drift_factor - 1):+.0f} %",
+        number(d.temperature_c), number(d.tokens_per_s), signed(d.against_model),
+        signed(None if d.drift_factor is None else d.drift_factor - 1),
         DASH if d.usd_per_mtok is None else f"{d.usd_per_mtok:.2f}", number(d.version), duration(d.age_s), ", ".join(marks),
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """Figures and tables as text. Unknown is a dash, never a zero. Pure."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -60,6 +61,11 @@ def duration(value: float | None) -> str:
     return f"{hours}:{minutes:02d}:{s:02d}" if hours else f"{minutes}:{s:02d}"
 
 
+def signed(value: float | None) -> str:
+    """0.021 -> "+2 %", -0.22 -> "-22 %", nearly nothing, above or below -> "+0 %"."""
+    return DASH if value is None or not math.isfinite(value) else f"{round(100 * value):+d} %"
+
+
 def size(value: float | None) -> str:
     """8e10 -> "80.0 GB"."""
     if value is None:
@@ -68,6 +74,11 @@ def size(value: float | None) -> str:
         if value >= scale:
             return f"{value / scale:.1f} {unit}"
     return f"{value:.0f} B"
+
+
+def counted(count: int, one: str, many: str) -> str:
+    """(1, "process", "processes") -> "1 process"."""
+    return f"{count:,} {one if count == 1 else many}"
 
 
 def devices(names: Sequence[str], limit: int = 4) -> str:

@@ -57,6 +57,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
     MainScreen { background: $background; color: $foreground; layout: vertical; overflow: hidden; }
     MainScreen #body { height: 1fr; }
     MainScreen Input { height: 1; border: none; padding: 0 1; background: $panel; display: none; }
+    MainScreen Input:focus { border: none; }
     MainScreen Input.-open { display: block; }
     MainScreen.-small #tabs, MainScreen.-small #body, MainScreen.-small #footer, MainScreen.-small #why { display: none; }
     MainScreen.-ascii LinesPanel, MainScreen.-ascii RowList { scrollbar-size: 0 0; }

@@ -1,5 +1,7 @@
 """Predicted beside measured, by device kind and role: what the next plan counts with."""
 
+from rich.cells import cell_len
+
 from hexctl.tui.view import numbers as n
 from hexctl.tui.view.text import Line, Span, Tone, clean, line, pad, rule
 from runtime.api.wire import CalibrationRow, Snapshot
@@ -12,25 +14,27 @@ def calibration_lines(s: Snapshot, width: int) -> tuple[Line, ...]:
     """A row a kind and role that was measured; nothing where none was."""
     if not s.calibration:
         return ()
-    shown = _columns(width)
+    rows = [tuple(Span(t, "label") for t in _TITLES), *(_cells(r) for r in s.calibration)]
+    widths = [max(least, *(cell_len(r[i].text) + 1 for r in rows)) for i, least in enumerate(_WIDTHS)]
+    shown = _columns(widths, width)
     heading = line(Span("tok/s a device; the next plan counts with the factor", "dim"))
-    head = _row(tuple(Span(_TITLES[i], "label") for i in shown), shown)
-    return (rule("calibration", width, heading), head, *(_row(_cells(r, shown), shown) for r in s.calibration))
+    table = (tuple(x for i in shown for x in pad(line(r[i]), widths[i])) for r in rows)
+    return (rule("calibration", width, heading), *table)
 
 
-def _columns(width: int) -> tuple[int, ...]:
+def _columns(widths: list[int], width: int) -> tuple[int, ...]:
     """The columns that fit, by index."""
     for without in ((), (7,), (7, 6), (7, 6, 4)):
         kept = tuple(i for i in range(len(_TITLES)) if i not in without)
-        if sum(_WIDTHS[i] for i in kept) <= width:
+        if sum(widths[i] for i in kept) <= width:
             return kept
     return (0, 1, 2, 3, 5)
 
 
-def _cells(r: CalibrationRow, shown: tuple[int, ...]) -> tuple[Span, ...]:
+def _cells(r: CalibrationRow) -> tuple[Span, ...]:
     tone: Tone = "train" if r.role == "train" else "rollout"
     off = abs(r.factor - 1.0) >= 0.2
-    cells = (
+    return (
         Span(clean(r.kind)),
         Span(r.role, tone),
         Span(n.rate(r.modelled_tokens_per_s), "dim"),
@@ -40,11 +44,3 @@ def _cells(r: CalibrationRow, shown: tuple[int, ...]) -> tuple[Span, ...]:
         Span(n.grouped(r.samples), "dim"),
         Span(n.age(r.age_s), "dim"),
     )
-    return tuple(cells[i] for i in shown)
-
-
-def _row(cells: tuple[Span, ...], shown: tuple[int, ...]) -> Line:
-    out: list[Span] = []
-    for cell, i in zip(cells, shown, strict=True):
-        out += pad(line(cell), _WIDTHS[i])
-    return tuple(out)

@@ -7,7 +7,7 @@ from hexctl.tui.view import numbers as n
 from hexctl.tui.view.context import Health
 from hexctl.tui.view.header import Group, fit
 from hexctl.tui.view.text import Line, Span, Tone, clean, clip, line, pad
-from runtime.api.wire import Snapshot
+from runtime.api.wire import RunView, Snapshot
 
 STUCK_AFTER_S = 6.0
 
@@ -22,13 +22,14 @@ def footer_line(keys: Sequence[Key], width: int) -> Line:
     return (Span(" "), *fit(groups, width - 2, gap=2))
 
 
-def silence_banner(health: Health, run_id: str) -> Line:
-    """The daemon does not answer."""
+def silence_banner(health: Health, run: RunView) -> Line:
+    """The daemon does not answer. Only a simulated run has no life of its own."""
+    fate = "stands still without its daemon" if run.label == "simulated" else "goes on"
     retry = f" · next try within {n.age(health.retry_s)}" if health.retry_s else ""
     told = f" ({clean(health.reason)})" if health.reason else ""
     return line(
         Span(
-            f" daemon not answering {n.age(health.silent_s)}{told} · last values greyed · run {clean(run_id)} goes on{retry} ",
+            f" daemon not answering {n.age(health.silent_s)}{told} · last values greyed · run {clean(run.id)} {fate}{retry} ",
             "banner",
         )
     )
@@ -51,7 +52,7 @@ def banner_lines(s: Snapshot, elapsed_s: float, health: Health) -> tuple[Line, .
     elif s.run.state == "stopping":
         out.append(line(Span(" the run is ending: samples are suspended, actors stopped ", "banner")))
     elif not health.answering:
-        out.append(silence_banner(health, s.run.id))
+        out.append(silence_banner(health, s.run))
     elif elapsed_s > STUCK_AFTER_S:
         out.append(
             line(

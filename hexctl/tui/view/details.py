@@ -32,7 +32,9 @@ def device_details(s: Snapshot, device_id: str, ctx: Context, width: int) -> tup
         _pair("replica", clean(d.replica or "") or n.NA),
         _pair("weights", n.NA if d.version is None else f"v{d.version} {clean(d.digest or '')}"),
         _pair("samples running", n.NA if d.running is None else f"{d.running} of {n.grouped(d.slots)} slots"),
-        _pair("process", n.NA if d.pid is None else f"pid {d.pid}"),
+        _pair(
+            "process", n.NA if d.pid is None else f"pid {d.pid}{', simulated' if s.run.label == 'simulated' else ''}"
+        ),
         (),
         _pair("utilisation", n.percent(d.util_share, 0)),
         _pair("memory", _memory(d)),

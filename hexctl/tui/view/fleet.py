@@ -1,6 +1,7 @@
 """The fleet: one row a device, the columns that fit, sorting and filtering."""
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -150,29 +151,34 @@ def _role(r: FleetRow, _: int) -> Line:
     return (*spans, Span(" pin", "accent")) if r.pinned else spans
 
 
+UTIL_BAR, MEMORY_BAR, SLOTS_BAR = 10, 7, 5  # cells of the bars; what is left of their columns belongs to the figures
+
+
+def _gauge(share: float | None, cells: int, figure: str, width: int) -> Line:
+    """A bar of `cells` cells and its figure, right-aligned in what is left of `width`."""
+    return (*bar(share, cells), Span(" "), Span(figure.rjust(width - cells - 1)))
+
+
 def _util(r: FleetRow, width: int) -> Line:
     if r.util_share is None:
         return line(_DASH)
-    figure = n.percent(r.util_share, 0).rjust(5)
-    return (*bar(r.util_share, width - 6), Span(" "), Span(figure)) if width > 6 else line(Span(figure))
+    return _gauge(r.util_share, UTIL_BAR, n.percent(r.util_share, 0), width)
 
 
 def _memory(r: FleetRow, width: int) -> Line:
     if r.memory_used_bytes is None:
         return line(_DASH)
     if not r.memory_total_bytes:
-        return line(Span(n.gibibytes(r.memory_used_bytes).rjust(7)))
-    figure = f"{n.gibibytes(r.memory_used_bytes)}/{n.gibibytes(r.memory_total_bytes)}".rjust(7)
-    share = r.memory_used_bytes / r.memory_total_bytes
-    return (*bar(share, width - 8), Span(" "), Span(figure)) if width > 8 else line(Span(figure))
+        return _gauge(None, MEMORY_BAR, n.gibibytes(r.memory_used_bytes), width)
+    figure = f"{n.gibibytes(r.memory_used_bytes)}/{n.gibibytes(r.memory_total_bytes)}"
+    return _gauge(r.memory_used_bytes / r.memory_total_bytes, MEMORY_BAR, figure, width)
 
 
 def _slots(r: FleetRow, width: int) -> Line:
     if r.running is None:
         return line(_DASH)
-    figure = f"{r.running}/{n.grouped(r.slots)}".rjust(7)
     share = r.running / r.slots if r.slots else None
-    return (*bar(share, width - 8), Span(" "), Span(figure)) if width > 8 else line(Span(figure))
+    return _gauge(share, SLOTS_BAR, f"{n.grouped(r.running)}/{n.grouped(r.slots)}", width)
 
 
 def _rate(r: FleetRow, width: int) -> Line:
@@ -191,8 +197,9 @@ def _against(r: FleetRow, _: int) -> Line:
     return _text(n.signed_percent(r.against_model), "warn" if low else "text")
 
 
-def _power(r: FleetRow, _: int) -> Line:
-    return _text(n.NA if r.power_w is None else f"{n.grouped(r.power_w)} W")
+def _watts(power_w: float | None) -> str:
+    text = n.grouped(power_w)
+    return text if text == n.NA else f"{text} W"
 
 
 def _drift(r: FleetRow, _: int) -> Line:
@@ -200,19 +207,27 @@ def _drift(r: FleetRow, _: int) -> Line:
     return _text(n.signed_percent(r.drift), tone)
 
 
-def _version(r: FleetRow, _: int) -> Line:
-    return _text(n.NA if r.version is None else str(r.version))
+def _version(version: float | None) -> str:
+    return n.NA if version is None else f"{version:.0f}"
 
 
 @record
 class Widths:
-    """Widths that depend on what is in the rows."""
+    """Widths that depend on what is in the rows: names up to a limit, figures as wide as the widest one."""
 
     device: int = 8
     kind: int = 4
     role: int = 9
     replica: int = 7
     util: int = 16
+    slots: int = 13
+    memory: int = 15
+    power: int = 6
+    temperature: int = 3
+    cost: int = 7
+    against: int = 8
+    drift: int = 6
+    version: int = 4
     note: int = 18
 
 
@@ -220,12 +235,27 @@ def _widths(rows: Sequence[FleetRow]) -> Widths:
     def longest(least: int, most: int, words: Collection[str]) -> int:
         return min(most, max([least, *(cell_len(w) for w in words)]))
 
+    def widest(least: int, show: Callable[[float | None], str], values: Iterable[float | None]) -> int:
+        """Cells of the widest figure: the smallest or the largest."""
+        known = [v for v in values if v is not None and math.isfinite(v)]
+        return max(least, cell_len(show(min(known))), cell_len(show(max(known)))) if known else least
+
+    slots = widest(3, n.grouped, [v for r in rows for v in (r.running, r.slots)])
+    memory = widest(3, n.gibibytes, [v for r in rows for v in (r.memory_used_bytes, r.memory_total_bytes)])
     return Widths(
+        slots=SLOTS_BAR + 1 + slots + 1 + slots,
+        memory=MEMORY_BAR + 1 + memory + 1 + memory,
+        power=widest(6, _watts, (r.power_w for r in rows)),
+        temperature=widest(3, n.grouped, (r.temperature_c for r in rows)),
+        cost=widest(7, n.price, (r.usd_per_mtok for r in rows)),
+        against=widest(8, n.signed_percent, (r.against_model for r in rows)),
+        drift=widest(6, n.signed_percent, (r.drift for r in rows)),
+        version=widest(4, _version, (r.version for r in rows)),
         device=longest(6, 20, {r.display for r in rows}),
-        kind=longest(4, 10, {r.kind for r in rows}),
+        kind=longest(4, 16, {r.kind for r in rows}),
         role=longest(9, 16, {f"{r.badge.glyph} {r.badge.word}{' pin' if r.pinned else ''}" for r in rows}),
         replica=longest(7, 10, {r.replica for r in rows}),
-        util=16 if any(r.util_share is not None for r in rows) else 5,
+        util=UTIL_BAR + 6 if any(r.util_share is not None for r in rows) else 5,
         note=longest(4, 18, {r.note for r in rows}),
     )
 
@@ -238,15 +268,15 @@ def _columns(w: Widths) -> tuple[Column, ...]:
         Column("role", "ROLE", w.role, 98, "left", _role, lambda r: f"{r.role} {r.badge.word}"),
         Column("replica", "REPLICA", w.replica, 70, "left", lambda r, _: _text(r.replica), lambda r: r.replica or None),
         Column("util", "UTIL", w.util, 97, util_align, _util, lambda r: r.util_share),
-        Column("slots", "SLOTS", 13, 40, "left", _slots, lambda r: r.running),
-        Column("memory", "MEM GiB", 15, 50, "left", _memory, lambda r: r.memory_used_bytes),
-        Column("power", "POWER", 6, 45, "right", _power, lambda r: r.power_w),
-        Column("temp", "°C", 3, 46, "right", lambda r, _: _text(n.grouped(r.temperature_c)), lambda r: r.temperature_c),
+        Column("slots", "SLOTS", w.slots, 40, "left", _slots, lambda r: r.running),
+        Column("memory", "MEM GiB", w.memory, 50, "left", _memory, lambda r: r.memory_used_bytes),
+        Column("power", "POWER", w.power, 45, "right", lambda r, _: _text(_watts(r.power_w)), lambda r: r.power_w),
+        Column("temp", "°C", w.temperature, 46, "right", lambda r, _: _text(n.grouped(r.temperature_c)), lambda r: r.temperature_c),
         Column("rate", "TOK/S", 15, 96, "left", _rate, lambda r: r.tokens_per_s),
-        Column("cost", "$/Mtok", 7, 55, "right", lambda r, _: _text(n.grouped(r.usd_per_mtok, 2)), lambda r: r.usd_per_mtok),
-        Column("against", "vs MODEL", 8, 95, "right", _against, lambda r: r.against_model),
-        Column("drift", "DRIFT", 6, 35, "right", _drift, lambda r: r.drift),
-        Column("version", "v", 4, 62, "right", _version, lambda r: None if r.version is None else float(r.version)),
+        Column("cost", "$/Mtok", w.cost, 55, "right", lambda r, _: _text(n.price(r.usd_per_mtok)), lambda r: r.usd_per_mtok),
+        Column("against", "vs MODEL", w.against, 95, "right", _against, lambda r: r.against_model),
+        Column("drift", "DRIFT", w.drift, 35, "right", _drift, lambda r: r.drift),
+        Column("version", "v", w.version, 62, "right", lambda r, _: _text(_version(r.version)), lambda r: r.version),
         Column("age", "AGE", 6, 65, "right", lambda r, _: _text(n.age(r.age_s), "dim"), lambda r: r.age_s),
         Column("note", "NOTE", w.note, 30, "left", lambda r, _: _text(r.note, "dim"), lambda r: r.note or None),
     )  # fmt: skip
@@ -280,13 +310,21 @@ def gap_for(width: int) -> int:
 
 def head_line(columns: Sequence[Column], width: int, sort: str | None, descending: bool) -> Line:
     """The column heads; the sorted one has an arrow."""
-    gap = Span(" " * gap_for(width))
+    gap = gap_for(width)
     out: list[Span] = [Span(" " * MARGIN)]
     for c in columns:
-        title = f"{c.title} {'↓' if descending else '↑'}" if c.id == sort else c.title
-        tone: Tone = "key" if c.id == sort else "label"
-        title = title.rjust(7) if c.id == "rate" and len(title) < 7 else title
-        out += [*pad(line(Span(title, tone)), c.width, c.align), gap]
+        title = c.title.rjust(7) if c.id == "rate" else c.title
+        if c.id != sort:
+            out += [*pad(line(Span(title, "label")), c.width, c.align), Span(" " * gap)]
+            continue
+        arrow = Span(
+            "↓" if descending else "↑", "key"
+        )  # it has a cell of the gap: a title may be as wide as its column
+        head = (
+            *pad(line(Span(title, "key")), min(c.width, len(title)) if c.align == "left" else c.width, c.align),
+            arrow,
+        )
+        out += pad(head, c.width + gap)
     return tuple(out)
 
 

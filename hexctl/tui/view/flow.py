@@ -41,9 +41,15 @@ def curve(
         return (*out, line(Span("  no points yet", "faint")), *([()] * (rows - 1)))
     drawn, bottom, top = chart(values, width - AXIS, rows, low=low, high=high, tones=_TONES[tone])
     for i, row in enumerate(drawn):
-        mark = n.grouped(top, decimals) if i == 0 else n.grouped(bottom, decimals) if i == rows - 1 else ""
+        mark = _mark(top, decimals) if i == 0 else _mark(bottom, decimals) if i == rows - 1 else ""
         out.append(line(Span(mark.rjust(AXIS - 1) + " ", "dim"), *row))
     return tuple(out)
+
+
+def _mark(value: float, decimals: int) -> str:
+    """A figure of a chart's axis, in the cells it has there."""
+    text = n.grouped(value, decimals)
+    return text if len(text) < AXIS else n.compact(value)
 
 
 def flow_lines(s: Snapshot, width: int, height: int, ctx: Context) -> tuple[Line, ...]:
@@ -146,12 +152,13 @@ def _short_identity(f: FlowView, parts: Sequence[tuple[str, int, Tone]]) -> Line
 def _table(rows: Sequence[tuple[str, int, Tone]], width: int) -> tuple[Line, ...]:
     total = sum(r[1] for r in rows)
     name_width = max([11, *(len(r[0]) for r in rows)]) + 1
+    count_width = max([9, *(len(f"{r[1]:,}") for r in rows)])
     out = []
     for name, count, tone in rows:
         share = count / total if total else None
-        room = max(4, width - name_width - 18)
+        room = max(4, width - name_width - count_width - 9)
         head = pad(line(Span(clean(name).lower().replace("_", " "), "text")), name_width)
-        figures = Span(f"{count:>9,}", "text" if count else "faint")
+        figures = Span(f"{count:>{count_width},}", "text" if count else "faint")
         out.append((*head, figures, Span(n.percent(share).rjust(8), "dim"), Span(" "), *bar(share, room, tone)))
     return tuple(out)
 
@@ -178,7 +185,10 @@ def _metrics(f: FlowView, width: int) -> tuple[Line, ...]:
     """The newest line of metrics.jsonl, in two columns where there is room."""
     head = rule("newest step", width)
     if not f.metrics:
-        return (head, line(Span("no step finished yet", "faint")))
+        return (
+            head,
+            line(Span("no step finished yet" if not f.steps_done else "no figures of a step", "faint")),
+        )
     each = width // 2 if width >= 56 else width
     cells = []
     for name in sorted(set(f.metrics) - NOT_SHOWN):

@@ -60,6 +60,13 @@ def dollars(value: float | None) -> str:
     return f"{sign}${size:,.2f}" if size < 1000 else f"{sign}${size:,.0f}"
 
 
+def price(value: float | None) -> str:
+    """`dollars` where a column's head already has the sign: 0.482 -> "0.48", 1234.5 -> "1,234", 1.25e6 -> "1.25M"."""
+    if value is not None and abs(value) >= 999_999.5:
+        return compact(value)
+    return dollars(value).replace("$", "")
+
+
 def dollars_per(value: float | None, unit: str) -> str:
     """(0.48, "Mtok") -> "$0.48/Mtok"."""
     text = dollars(value)

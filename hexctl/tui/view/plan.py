@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from rich.cells import cell_len
+
 from hexctl.tui.view import numbers as n
 from hexctl.tui.view.calibration import calibration_lines
 from hexctl.tui.view.context import Context
@@ -99,40 +101,42 @@ def _headline(s: Snapshot, width: int, ctx: Context) -> tuple[Line, ...]:
 
 
 def _devices(s: Snapshot, width: int) -> tuple[Line, ...]:
-    """A row a device: what it does now, what it would do, what it does worse or better than predicted."""
+    """A row a device: what it does now, what it would do, what it does worse or better than predicted. Without the room
+    for all the kind goes first."""
     open_ = s.proposal is not None
-    widths = (max([8, *(len(d.display) for d in s.devices)]) + 2, 10, 17, 17 if open_ else 0)
-    titles = ("DEVICE", "KIND", "IN FORCE", "PROPOSED" if open_ else "", "TOK/S measured / planned")
-    out: list[Line] = [_row(titles, widths, ("label",) * 5)]
     rates = {
         d: p.rate_tokens_per_s for p in (s.plan.placements if s.plan else ()) if len(p.devices) == 1 for d in p.devices
     }
+    rows: list[tuple[Span, ...]] = [
+        tuple(Span(x, "label") for x in ("DEVICE", "KIND", "IN FORCE", "PROPOSED", "TOK/S measured / planned"))
+    ]
     for d in s.devices:
         now = part_of(s.plan, d.id)
         then = part_of(s.proposal.plan, d.id) if s.proposal is not None else now
         moved = then != now
         planned = rates.get(d.id, d.predicted_tokens_per_s)
-        cells = (
-            clean(d.display),
-            clean(d.kind),
-            now,
-            then if open_ else "",
-            f"{n.rate(d.tokens_per_s)} / {n.rate(planned)}",
+        rows.append(
+            (
+                Span(clean(d.display), "strong" if moved else "text"),
+                Span(clean(d.kind), "dim"),
+                Span(now, _tone(now)),
+                Span(("→ " if moved else "  ") + then, _tone(then) if moved else "faint"),
+                Span(f"{n.rate(d.tokens_per_s)} / {n.rate(planned)}", "dim"),
+            )
         )
-        now_tone = ROLE_TONES.get(now.split(" ", 1)[0], "text")
-        then_tone: Tone = ROLE_TONES.get(then.split(" ", 1)[0], "text") if moved else "faint"
-        spans = _row((*cells[:3], ("→ " if moved else "  ") + then if open_ else "", cells[4]), widths,
-                     ("strong" if moved else "text", "dim", now_tone, then_tone, "dim"))  # fmt: skip
-        out.append(spans)
-    return tuple(pad(x, width) for x in out)
+    return tuple(pad(x, width) for x in _table(rows, (10, 10, 17, 17 if open_ else 0), width))
 
 
-def _row(cells: tuple[str, ...], widths: tuple[int, ...], tones: tuple[Tone, ...]) -> Line:
-    spans: list[Span] = []
-    for text, width, tone in zip(cells, (*widths, 40), tones, strict=True):
-        if width:
-            spans += pad(line(Span(text, tone)), width) if width != 40 else line(Span(text, tone))
-    return tuple(spans)
+def _tone(part: str) -> Tone:
+    return ROLE_TONES.get(part.split(" ", 1)[0], "text")
+
+
+def _table(rows: list[tuple[Span, ...]], least: tuple[int, ...], width: int) -> list[Line]:
+    """Rows as lines: columns as wide as their longest cell and `least` (0: left out); the last one takes what is left."""
+    wide = [max(w, *(cell_len(r[i].text) + 2 for r in rows)) if w else 0 for i, w in enumerate(least)]
+    if sum(wide) + max(cell_len(r[-1].text) for r in rows[1:] or rows) > width:
+        wide[1] = 0
+    return [(*(x for c, w in zip(r, wide, strict=False) for x in (pad(line(c), w) if w else ())), r[-1]) for r in rows]
 
 
 def _figures(s: Snapshot, width: int) -> tuple[Line, ...]:
