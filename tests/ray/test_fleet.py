@@ -129,6 +129,17 @@ def test_cards_by_the_drivers_name(name: str, kind: str) -> None:
     assert got.memory_bytes == 150754820096.0  # what the card has, not what its sheet says
 
 
+def test_a_card_in_mig_instances_is_left_out_and_theirs_are_no_whole_cards_figures() -> None:
+    """What computes on a card that is divided gets one of its instances, whatever the card's own figures say."""
+    parent = replace(H200, note="MIG is on: its instances are devices of their own")
+    one = replace(H200, id="MIG-1", name="NVIDIA H200 MIG 1g.18gb", memory_total_bytes=18.0 * 2**30)
+    free, notes = fleet.free_cards(report(parent, one), visible_devices=None, owner_of=lambda _: None, own_run=None)
+    assert [g.id for g in free] == ["MIG-1"]
+    assert "MIG is on" in notes[0]
+    with pytest.raises(FleetError, match=r'\[fleet.kinds."NVIDIA H200 MIG 1g.18gb"\]'):
+        gpu_kind(one, Config(model=MODEL))
+
+
 def test_an_unknown_card_is_an_error_that_says_what_to_declare() -> None:
     card = replace(H200, name="NVIDIA GTX 750")
     with pytest.raises(FleetError, match=r'\[fleet.kinds."NVIDIA GTX 750"\]'):
