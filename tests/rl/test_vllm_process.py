@@ -25,7 +25,7 @@ from runtime.rl.engine.vllm_host.figures import scheduler_level, stats_level
 from runtime.rl.engine.vllm_host.wire import Closed, Line, Message
 from runtime.rl.types import Append, Lease, SampleId, WeightsRef
 from runtime.runs import ProcessMark, mark
-from tests.rl.toy_core import BABBLE, CRASH, HANG, next_token
+from tests.rl.toy_core import BABBLE, CRASH, HANG, SHARE, next_token, shared_name
 
 pytestmark = pytest.mark.kill
 TOY = "tests.rl.toy_core"
@@ -331,6 +331,27 @@ def test_closing_twice_is_harmless_and_ends_everything() -> None:
     made.close()
     assert ended(members) == ()
     assert mark(made.process_group) is None
+
+
+@pytest.mark.parametrize("how", ["close", "kill the engine", "stop the warden"])
+def test_shared_memory_ends_with_the_engine(how: str) -> None:
+    """A killed process removes nothing: what knows of its shared memory must outlive it by a moment."""
+    made = VllmEngine(SPEC, program=TOY)
+    made.load_weights(ref(0))
+    made.add([lease(1, first=SHARE, longest=60)])
+    made.step()
+    shared = Path("/dev/shm", shared_name(made.facts["pid"]))
+    members = group_members(made.process_group)
+    assert shared.exists()
+    if how == "kill the engine":
+        os.kill(made.facts["pid"], signal.SIGKILL)
+        assert ended(members) == ()
+    elif how == "stop the warden":
+        os.kill(made.process_group, signal.SIGTERM)
+        assert ended(members) == ()
+    made.close()
+    assert ended(members) == ()
+    assert not shared.exists()
 
 
 # ---- wire and figures
