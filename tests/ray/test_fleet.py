@@ -105,6 +105,28 @@ def test_cuda_visible_devices_is_respected() -> None:
 
 
 @pytest.mark.parametrize(
+    ("variable", "order", "other", "said"),
+    [
+        ("1", None, "NVIDIA L4", True),
+        ("GPU-b, 0", "FASTEST_FIRST", "NVIDIA L4", True),
+        ("1", "PCI_BUS_ID", "NVIDIA L4", False),
+        ("1", None, "NVIDIA H200", False),
+        ("GPU-b", None, "NVIDIA L4", False),
+        (None, None, "NVIDIA L4", False),
+    ],
+)
+def test_numbers_of_unlike_cards_are_not_what_cuda_takes_them_for(
+    variable: str | None, order: str | None, other: str, said: bool
+) -> None:
+    """On a mixed node CUDA's first card is the fastest, which may be any on PCI."""
+    cards = report(H200, replace(H200, id="GPU-b", index=1, name=other, pci="0:07"))
+    _, notes = fleet.free_cards(
+        cards, visible_devices=variable, device_order=order, owner_of=lambda _: None, own_run=None
+    )
+    assert any("CUDA_DEVICE_ORDER=PCI_BUS_ID" in n for n in notes) == said
+
+
+@pytest.mark.parametrize(
     ("name", "kind"),
     [
         ("NVIDIA H200", "H200"),
