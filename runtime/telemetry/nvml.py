@@ -12,6 +12,7 @@ from runtime.telemetry.reading import GpuReading, LibraryState
 from runtime.telemetry.throttle import decode
 from runtime.telemetry.values import Sieve
 
+SLOW_POLLS = 60  # between two looks at what changes rarely
 RETRY_POLLS = 60  # polls after which a call that was not supported is tried again
 _REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 _DIVIDED = "MIG is on: its instances are devices of their own"
@@ -51,6 +52,7 @@ class Nvml:
         self._unsupported: dict[tuple[str, str], int] = {}
         self._polls: dict[str, int] = {}
         self._names: dict[tuple[str, int], tuple[str, str | None]] = {}  # by UUID and index: name, PCI bus
+        self._memory_notes: dict[str, str] = {}  # by UUID: what is wrong with a card's memory
         self._driver_on_disk = driver_on_disk
         self.driver = ""
 
@@ -151,7 +153,7 @@ class Nvml:
             throttled=throttled,
             throttle_reasons=reasons,
             pids=self._pids(uuid, gpu.handle),
-            note=gpu.note,
+            note=gpu.note or self._memory_note(uuid, gpu.handle),
             age_s=0.0,
         )
 
@@ -161,6 +163,21 @@ class Nvml:
             return None
         pids = [self._sieve.pid(getattr(r, "pid", None)) for r in rows]
         return tuple(p for p in pids if p is not None)
+
+    def _memory_note(self, uuid: str, handle: Any) -> str:
+        """Whether rows of a card's memory wait to be replaced by spare ones, or there are none left; looked up now and then.
+        Uncorrectable errors came before either."""
+        if self._polls[uuid] % SLOW_POLLS == 1:
+            rows = self._try(uuid, self._lib, "nvmlDeviceGetRemappedRows", handle)
+            _, _, pending, failed = rows or (0, 0, 0, 0)
+            self._memory_notes[uuid] = (
+                "memory rows could not be remapped: replace the GPU"
+                if failed
+                else "memory rows wait to be remapped: the GPU needs a reset"
+                if pending
+                else ""
+            )
+        return self._memory_notes.get(uuid, "")
 
     def _try(self, uuid: str, lib: Any, name: str, *args: Any) -> Any:
         """One call; None when it is not supported, not permitted or not there. Losing the card or the library raises."""

@@ -21,6 +21,7 @@ class CardFacts:
     pids: Any = (417,)
     bus: str = "00000000:00:06.0"
     mig: Any = -1000 - 3  # (current, pending); a card that knows none says that it is not supported
+    rows: Any = (0, 0, 0, 0)  # remapped after corrected and after uncorrected errors, pending, failed
     instances: tuple["CardFacts | None", ...] = ()  # by place
 
 
@@ -106,6 +107,9 @@ class FakeNvml:
 
     def nvmlDeviceGetPciInfo(self, card: CardFacts) -> Any:
         return _Value(busId=card.bus.encode())
+
+    def nvmlDeviceGetRemappedRows(self, card: CardFacts) -> Any:
+        return self._answer("nvmlDeviceGetRemappedRows", card.rows)
 
     def nvmlDeviceGetMigMode(self, card: CardFacts) -> Any:
         return self._answer("nvmlDeviceGetMigMode", card.mig)

@@ -276,6 +276,36 @@ def test_no_card_is_said() -> None:
     assert level.message == "the driver shows no GPU"
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ((0, 0, 0, 0), ""),
+        ((4, 1, 0, 0), ""),  # replaced: done
+        ((0, 4, 1, 0), "needs a reset"),
+        ((0, 4, 1, 1), "replace the GPU"),
+        (NOT_SUPPORTED, ""),
+        (UNKNOWN, ""),
+    ],
+)
+def test_rows_of_memory_that_wait_to_be_remapped_are_said(rows: Any, words: str) -> None:
+    got = read(replace(BUSY, rows=rows))
+    assert (words in got.note) if words else got.note == ""
+    assert got.memory_used_bytes == BUSY.used
+
+
+def test_remapped_rows_are_asked_for_now_and_then_and_seen_in_the_level() -> None:
+    lib = FakeNvml(replace(BUSY, rows=(0, 1, 1, 0)))
+    watch = GpuWatch(lambda: lib)
+    level = polled(watch, lambda v: len(v.gpus) == 1 and v.gpus[0].age_s is not None)
+    assert "needs a reset" in level.gpus[0].note
+    nvml = Nvml(lib)
+    (card,) = nvml.enumerate()
+    lib.calls.clear()
+    for _ in range(120):
+        assert "needs a reset" in nvml.read(card).note
+    assert lib.calls["nvmlDeviceGetRemappedRows"] == 2
+
+
 # ---- MIG
 
 
