@@ -37,6 +37,22 @@ CPU_LEASE_S = 240.0  # and flow takes leases back later; below CPU_LIMITS.exchan
 STEPS_OF_SILENCE = 20.0  # a trainer may be silent for that many predicted steps
 
 
+START_SPARE_S = 20.0  # beyond what a unit gives itself to start: it ends by itself before, and says why
+TOKEN_SPARE_S = 30.0  # the same for an engine that samples nothing
+COLLECTIVES_OF_SILENCE = 2.0  # a trainer whose ranks wait for each other ends by itself before
+
+
+def allowing(limits: Limits, *, start_s: float, token_s: float, collective_s: float) -> Limits:
+    """The limits for units that give themselves so long to start, for a token and for an exchange between ranks. A limit below
+    its unit's own deadline would end what is healthy and only slow."""
+    return replace(
+        limits,
+        start_s=max(limits.start_s, start_s + START_SPARE_S),
+        progress_s=max(limits.progress_s, token_s + TOKEN_SPARE_S),
+        trainer_silent_s=max(limits.trainer_silent_s, COLLECTIVES_OF_SILENCE * collective_s),
+    )
+
+
 def stretched(limits: Limits, train_s: float | None) -> Limits:
     """The limits for a trainer whose step is predicted to take `train_s` seconds."""
     if train_s is None or STEPS_OF_SILENCE * train_s <= limits.trainer_silent_s:

@@ -20,8 +20,9 @@ from runtime.api.wire import FleetLabel, RunView
 from runtime.backends.protocol import Attentive, Backend, Gathering
 from runtime.config.calibration import load_calibration
 from runtime.config.drift import drift_rule
+from runtime.config.schema import Config
 from runtime.core import event as ev
-from runtime.core.limits import CPU_LEASE_S, CPU_LIMITS, Limits
+from runtime.core.limits import CPU_LEASE_S, CPU_LIMITS, Limits, allowing
 from runtime.core.snapshot import Facts
 from runtime.core.trigger import ConsentRule
 from runtime.daemon.desk import Desk
@@ -350,5 +351,16 @@ def _is_slow(label: str) -> bool:
 def _settings(opened: OpenRun, label: str) -> LoopSettings:
     config = opened.config
     rule = ConsentRule(mode=config.consent.mode, expires_s=config.consent.proposal_expires)
-    limits = CPU_LIMITS if _is_slow(label) else Limits()
+    limits = limits_of(config, label)
     return LoopSettings(scheduler=config.planner.scheduler, consent=rule, limits=limits, drift=drift_rule(config))
+
+
+def limits_of(config: Config, label: str) -> Limits:
+    """Time limits of the belief: those of the fleet, none below a deadline that the configuration gives the units."""
+    engine_s = config.rollout.start_deadline if config.rollout.engine == "vllm" else 0.0
+    return allowing(
+        CPU_LIMITS if _is_slow(label) else Limits(),
+        start_s=max(engine_s, config.trainer.meet_deadline),
+        token_s=config.rollout.token_deadline if config.rollout.engine == "vllm" else 0.0,
+        collective_s=config.trainer.collective_deadline,
+    )
