@@ -42,11 +42,25 @@ TOKEN_SPARE_S = 30.0  # the same for an engine that samples nothing
 COLLECTIVES_OF_SILENCE = 2.0  # a trainer whose ranks wait for each other ends by itself before
 
 
-def allowing(limits: Limits, *, start_s: float, token_s: float, collective_s: float) -> Limits:
-    """The limits for units that give themselves so long to start, for a token and for an exchange between ranks. A limit below
-    its unit's own deadline would end what is healthy and only slow."""
+LOAD_BYTES_PER_S = (
+    5e8  # of weights from disk into an engine: SHA-256 does about 1e9 on one core, reading and laying in come on top
+)
+LOAD_SPARE_S = 5.0
+
+
+def loading_s(weight_bytes: float) -> float:
+    """For how long a replica may say nothing to flow while it loads weights from disk."""
+    return LOAD_SPARE_S + weight_bytes / LOAD_BYTES_PER_S
+
+
+def allowing(
+    limits: Limits, *, start_s: float, token_s: float, collective_s: float, weight_bytes: float = 0.0
+) -> Limits:
+    """The limits for units that give themselves so long to start, for a token and for an exchange between ranks, and take weights
+    of that size. A limit below its unit's own deadline would end what is healthy and only slow."""
     return replace(
         limits,
+        exchange_s=max(limits.exchange_s, loading_s(weight_bytes)),
         start_s=max(limits.start_s, start_s + START_SPARE_S),
         progress_s=max(limits.progress_s, token_s + TOKEN_SPARE_S),
         trainer_silent_s=max(limits.trainer_silent_s, COLLECTIVES_OF_SILENCE * collective_s),
