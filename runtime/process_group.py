@@ -46,6 +46,12 @@ class ProcessGroup:
             os.close(handle)
         return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
 
+    def ask(self) -> None:
+        """SIGTERM to the leader alone; does not wait."""
+        with self._reaping:
+            if self._code() is None:
+                os.kill(self.pid, signal.SIGTERM)
+
     def interrupt(self) -> None:
         """SIGKILL to all of them; does not wait."""
         with self._reaping:

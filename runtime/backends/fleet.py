@@ -121,18 +121,36 @@ def of_cards(
 
 
 def _free(report: Report, own_run: str | None) -> tuple[tuple[GpuReading, ...], tuple[str, ...]]:
-    return free_cards(report, visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"), owner_of=owner, own_run=own_run)
+    return free_cards(
+        report,
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        device_order=os.environ.get("CUDA_DEVICE_ORDER"),
+        owner_of=owner,
+        own_run=own_run,
+    )
 
 
 def free_cards(
-    report: Report, *, visible_devices: str | None, owner_of: Callable[[str], str | None], own_run: str | None
+    report: Report,
+    *,
+    visible_devices: str | None,
+    device_order: str | None = None,
+    owner_of: Callable[[str], str | None],
+    own_run: str | None,
 ) -> tuple[tuple[GpuReading, ...], tuple[str, ...]]:
-    """Cards that a run may use, and in words why others are left out. `owner_of` says which live run has a card."""
+    """Cards that a run may use, and in words why others are left out. `visible_devices`, `device_order`: CUDA's variables;
+    `owner_of` says which live run has a card."""
     by_id = {g.id: g for g in sorted(report.gpus, key=lambda g: g.pci or f"~{g.index:04d}")}
     chosen = visible(visible_devices, tuple(by_id))
     notes = []
     if len(chosen) < len(by_id):
         notes.append(f"CUDA_VISIBLE_DEVICES shows {len(chosen)} of {len(by_id)} GPUs")
+    unlike = len({g.name for g in report.gpus if not g.id.startswith("MIG-")}) > 1
+    if unlike and device_order != "PCI_BUS_ID" and any(e.strip().isdigit() for e in (visible_devices or "").split(",")):
+        notes.append(
+            "CUDA_VISIBLE_DEVICES names cards by number, taken as their order on PCI; CUDA itself counts unlike cards from the "
+            "fastest on: name them by UUID, or set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
     free = []
     for id_ in chosen:
         gpu, holder = by_id[id_], owner_of(id_)

@@ -36,7 +36,10 @@ _NAMES = (
 
 
 def kind_of_name(name: str) -> str | None:
-    """The catalogue's kind of a card by the driver's name for it; None for one nobody knows."""
+    """The catalogue's kind of a card by the driver's name for it; None for one nobody knows, and for a MIG instance, which is
+    named like its card and computes at a part of its speed."""
+    if re.search(r"\bMIG\b", name):
+        return None
     return next((kind for pattern, kind in _NAMES if re.search(pattern, name)), None)
 
 

@@ -37,6 +37,34 @@ CPU_LEASE_S = 240.0  # and flow takes leases back later; below CPU_LIMITS.exchan
 STEPS_OF_SILENCE = 20.0  # a trainer may be silent for that many predicted steps
 
 
+START_SPARE_S = 20.0  # beyond what a unit gives itself to start: it ends by itself before, and says why
+TOKEN_SPARE_S = 30.0  # the same for an engine that samples nothing
+COLLECTIVES_OF_SILENCE = 2.0  # a trainer whose ranks wait for each other ends by itself before
+
+
+# Weights from disk into an engine: SHA-256 does about 1e9 on one core, reading and laying in come on top.
+LOAD_BYTES_PER_S, LOAD_SPARE_S = 5e8, 5.0
+
+
+def loading_s(weight_bytes: float) -> float:
+    """For how long a replica may say nothing to flow while it loads weights from disk."""
+    return LOAD_SPARE_S + weight_bytes / LOAD_BYTES_PER_S
+
+
+def allowing(
+    limits: Limits, *, start_s: float, token_s: float, collective_s: float, weight_bytes: float = 0.0
+) -> Limits:
+    """The limits for units that give themselves so long to start, for a token and for an exchange between ranks, and take weights
+    of that size. A limit below its unit's own deadline would end what is healthy and only slow."""
+    return replace(
+        limits,
+        exchange_s=max(limits.exchange_s, loading_s(weight_bytes)),
+        start_s=max(limits.start_s, start_s + START_SPARE_S),
+        progress_s=max(limits.progress_s, token_s + TOKEN_SPARE_S),
+        trainer_silent_s=max(limits.trainer_silent_s, COLLECTIVES_OF_SILENCE * collective_s),
+    )
+
+
 def stretched(limits: Limits, train_s: float | None) -> Limits:
     """The limits for a trainer whose step is predicted to take `train_s` seconds."""
     if train_s is None or STEPS_OF_SILENCE * train_s <= limits.trainer_silent_s:

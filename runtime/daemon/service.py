@@ -20,8 +20,9 @@ from runtime.api.wire import FleetLabel, RunView
 from runtime.backends.protocol import Attentive, Backend, Gathering
 from runtime.config.calibration import load_calibration
 from runtime.config.drift import drift_rule
+from runtime.config.schema import Config
 from runtime.core.event import RunEnded, RunEndRequested
-from runtime.core.limits import CPU_LEASE_S, CPU_LIMITS, Limits
+from runtime.core.limits import CPU_LEASE_S, CPU_LIMITS, Limits, allowing, loading_s
 from runtime.core.snapshot import Facts
 from runtime.core.trigger import ConsentRule
 from runtime.daemon.desk import Desk
@@ -195,7 +196,7 @@ class Service:
                 self._info,
                 cluster=found.cluster,
                 epoch=self._opened.epoch,
-                limits=_run_limits(steps, self._info.label),
+                limits=run_limits(steps, self._info.label, weight_bytes(self._opened.config)),
             )
         )
         while not opening.done():
@@ -338,8 +339,16 @@ class Service:
         self._wake.set()
 
 
-def _run_limits(steps: int | None, label: str) -> RunLimits:
-    return RunLimits(steps=steps, lease_s=CPU_LEASE_S) if _is_slow(label) else RunLimits(steps=steps)
+def weight_bytes(config: Config) -> float:
+    """Of one generation of the run's weights."""
+    dtype = config.model.rollout_dtype or config.model.dtype
+    return load_model_spec(config.model.path).params * {"float64": 8.0, "float32": 4.0}.get(dtype, 2.0)
+
+
+def run_limits(steps: int | None, label: str, weights: float) -> RunLimits:
+    """Flow's limits; a replica keeps its leases while it loads `weights` bytes from disk."""
+    lease_s = CPU_LEASE_S if _is_slow(label) else RunLimits().lease_s
+    return RunLimits(steps=steps, lease_s=max(lease_s, loading_s(weights)))
 
 
 def _is_slow(label: str) -> bool:
@@ -350,5 +359,18 @@ def _is_slow(label: str) -> bool:
 def _settings(opened: OpenRun, label: str) -> LoopSettings:
     config = opened.config
     rule = ConsentRule(mode=config.consent.mode, expires_s=config.consent.proposal_expires)
-    limits = CPU_LIMITS if _is_slow(label) else Limits()
+    limits = limits_of(config, label, weight_bytes(config))
     return LoopSettings(scheduler=config.planner.scheduler, consent=rule, limits=limits, drift=drift_rule(config))
+
+
+def limits_of(config: Config, label: str, weights: float) -> Limits:
+    """Time limits of the belief: those of the fleet, none below a deadline that the configuration gives the units, nor below what
+    `weights` bytes take from disk."""
+    engine_s = config.rollout.start_deadline if config.rollout.engine == "vllm" else 0.0
+    return allowing(
+        CPU_LIMITS if _is_slow(label) else Limits(),
+        start_s=max(engine_s, config.trainer.meet_deadline),
+        token_s=config.rollout.token_deadline if config.rollout.engine == "vllm" else 0.0,
+        collective_s=config.trainer.collective_deadline,
+        weight_bytes=weights,
+    )

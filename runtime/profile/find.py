@@ -23,7 +23,8 @@ def this_machine(*, gpus: bool = True) -> Machine:
     except RunError as e:
         return Machine(host=host, cores=cores, notes=(e.what,))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    free, notes = free_cards(report, visible_devices=visible, owner_of=owner, own_run=None)
+    order = os.environ.get("CUDA_DEVICE_ORDER")
+    free, notes = free_cards(report, visible_devices=visible, device_order=order, owner_of=owner, own_run=None)
     cards = tuple(
         Card(
             uuid=g.id,

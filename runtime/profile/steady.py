@@ -373,6 +373,8 @@ class Publishing:
                     continue
                 self._version, self._tokens = made.version, 0
                 self._due.clear()
+                if self._ended.is_set():  # what woke this thread for its end may just have been cleared
+                    return
                 if self.channel is not None:
                     self.direct = made
                 else:

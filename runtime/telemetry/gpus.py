@@ -102,7 +102,7 @@ class GpuWatch:
         if card.value is not None:
             self._last[uuid] = card.value
         base = self._last.get(uuid) or GpuReading(id=uuid, index=gpu.index, name=gpu.name, pci=gpu.pci)
-        note = ""
+        note = gpu.note or base.note
         if present is False:
             note = "gone: the driver no longer lists it"
         elif (hung := card.hung_s()) > self._hang_s:

@@ -12,8 +12,10 @@ from runtime.telemetry.reading import GpuReading, LibraryState
 from runtime.telemetry.throttle import decode
 from runtime.telemetry.values import Sieve
 
+SLOW_POLLS = 60  # between two looks at what changes rarely
 RETRY_POLLS = 60  # polls after which a call that was not supported is tried again
 _REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+_DIVIDED = "MIG is on: its instances are devices of their own"
 _PROCESSES = ("nvmlDeviceGetComputeRunningProcesses",)
 
 
@@ -35,6 +37,7 @@ class Gpu:
     name: str
     pci: str | None
     handle: Any
+    note: str = ""  # why nobody computes on it as a whole
 
 
 class Nvml:
@@ -49,6 +52,7 @@ class Nvml:
         self._unsupported: dict[tuple[str, str], int] = {}
         self._polls: dict[str, int] = {}
         self._names: dict[tuple[str, int], tuple[str, str | None]] = {}  # by UUID and index: name, PCI bus
+        self._memory_notes: dict[str, str] = {}  # by UUID: what is wrong with a card's memory
         self._driver_on_disk = driver_on_disk
         self.driver = ""
 
@@ -58,14 +62,16 @@ class Nvml:
         return self._sieve.rejected
 
     def enumerate(self) -> tuple[Gpu, ...]:
-        """All cards now. NvmlProblem when the library or the driver fails as a whole; the next call tries again."""
+        """All cards now, MIG instances behind the card they are cut from. NvmlProblem when the library or the driver fails as a
+        whole; the next call tries again."""
         lib = self._lib
         try:
             if not self._open:
                 lib.nvmlInit()
                 self._open = True
                 self.driver = _text(lib.nvmlSystemGetDriverVersion())
-            return tuple(g for i in range(int(lib.nvmlDeviceGetCount())) if (g := self._card(i)) is not None)
+            cards = [g for i in range(int(lib.nvmlDeviceGetCount())) if (g := self._card(i)) is not None]
+            return tuple(g for card in cards for g in (card, *(self._instances(card) if card.note else ())))
         except lib.NVMLError as e:
             raise self._problem(e) from e
 
@@ -78,16 +84,52 @@ class Nvml:
             if self._is(e, "NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_NOT_FOUND", "NVML_ERROR_NO_PERMISSION"):
                 return None  # fell off the bus, or not ours: the others still count
             raise
+        note = _DIVIDED if self._divided(uuid, handle) else ""
         if (uuid, index) not in self._names:  # the same for as long as the card is where it is
             name, pci = (
                 self._try(uuid, lib, "nvmlDeviceGetName", handle),
                 self._try(uuid, lib, "nvmlDeviceGetPciInfo", handle),
             )
             if name is None or pci is None:
-                return Gpu(id=uuid, index=index, name=_text(name or "GPU"), pci=_bus(pci), handle=handle)
+                return Gpu(id=uuid, index=index, name=_text(name or "GPU"), pci=_bus(pci), handle=handle, note=note)
             self._names[uuid, index] = _text(name), _bus(pci)
         name, bus = self._names[uuid, index]
-        return Gpu(id=uuid, index=index, name=name, pci=bus, handle=handle)
+        return Gpu(id=uuid, index=index, name=name, pci=bus, handle=handle, note=note)
+
+    def _divided(self, uuid: str, handle: Any) -> bool:
+        """Whether MIG is on. A card that knows no MIG says "not supported", which is no mode. Of one that needs a reset its
+        reading tells: the others still count."""
+        try:
+            mode = self._try(uuid, self._lib, "nvmlDeviceGetMigMode", handle)
+        except self._lib.NVMLError as e:
+            if self._is(e, "NVML_ERROR_UNINITIALIZED"):
+                raise
+            return False
+        return mode is not None and int(mode[0]) == 1  # [current, after the next reset]
+
+    def _instances(self, card: Gpu) -> tuple[Gpu, ...]:
+        """The MIG instances of a card that there are now; places may be empty, and one may go while it is asked for."""
+        lib, found = self._lib, []
+        for place in range(self._places(card)):
+            try:
+                handle = lib.nvmlDeviceGetMigDeviceHandleByIndex(card.handle, place)
+                uuid = _text(lib.nvmlDeviceGetUUID(handle))
+                name = _text(lib.nvmlDeviceGetName(handle))
+            except lib.NVMLError as e:
+                if self._is(e, "NVML_ERROR_UNINITIALIZED"):
+                    raise
+                continue
+            found.append(Gpu(id=uuid, index=card.index, name=name, pci=card.pci, handle=handle))
+        return tuple(found)
+
+    def _places(self, card: Gpu) -> int:
+        """For MIG instances on a card."""
+        try:
+            return int(self._lib.nvmlDeviceGetMaxMigDeviceCount(card.handle))
+        except self._lib.NVMLError as e:
+            if self._is(e, "NVML_ERROR_UNINITIALIZED"):
+                raise
+            return 0
 
     def read(self, gpu: Gpu) -> GpuReading:
         """One card's figures; whatever it does not give is None."""
@@ -111,6 +153,7 @@ class Nvml:
             throttled=throttled,
             throttle_reasons=reasons,
             pids=self._pids(uuid, gpu.handle),
+            note=gpu.note or self._memory_note(uuid, gpu.handle),
             age_s=0.0,
         )
 
@@ -120,6 +163,21 @@ class Nvml:
             return None
         pids = [self._sieve.pid(getattr(r, "pid", None)) for r in rows]
         return tuple(p for p in pids if p is not None)
+
+    def _memory_note(self, uuid: str, handle: Any) -> str:
+        """Whether rows of a card's memory wait to be replaced by spare ones, or there are none left; looked up now and then.
+        Uncorrectable errors came before either."""
+        if self._polls[uuid] % SLOW_POLLS == 1:
+            rows = self._try(uuid, self._lib, "nvmlDeviceGetRemappedRows", handle)
+            _, _, pending, failed = rows or (0, 0, 0, 0)
+            self._memory_notes[uuid] = (
+                "memory rows could not be remapped: replace the GPU"
+                if failed
+                else "memory rows wait to be remapped: the GPU needs a reset"
+                if pending
+                else ""
+            )
+        return self._memory_notes.get(uuid, "")
 
     def _try(self, uuid: str, lib: Any, name: str, *args: Any) -> Any:
         """One call; None when it is not supported, not permitted or not there. Losing the card or the library raises."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 def visible(variable: str | None, uuids: Sequence[str]) -> tuple[str, ...]:
     """The cards a CUDA program would see, by UUID, in the variable's order.
 
-    `uuids` are the machine's, in PCI order. None: all. "": none. Entries are indices, UUIDs or unique prefixes of one
-    ("GPU-" included); an index out of range, "-1", an ambiguous prefix or anything else ends the list; a card named
+    `uuids` are the machine's, in PCI order, MIG instances among them. None: all. "": none. Entries are indices, UUIDs or unique
+    prefixes of one ("GPU-" included); an index out of range, "-1", an ambiguous prefix or anything else ends the list; a card named
     twice makes CUDA see none at all.
     """
     if variable is None:
@@ -24,9 +24,10 @@ def visible(variable: str | None, uuids: Sequence[str]) -> tuple[str, ...]:
 
 
 def _named(entry: str, uuids: Sequence[str]) -> str | None:
-    if entry.lstrip("-").isdigit():
+    if entry.isascii() and entry.isdigit():
+        whole = [u for u in uuids if not u.startswith("MIG-")]  # an index is a card's, never an instance's
         index = int(entry)
-        return uuids[index] if 0 <= index < len(uuids) else None
+        return whole[index] if index < len(whole) else None
     if not entry.startswith(("GPU-", "MIG-")):
         return None
     matches = [u for u in uuids if u.startswith(entry)]

@@ -232,6 +232,24 @@ def test_a_generation_follows_so_many_tokens_after_the_last_was_taken() -> None:
     weights.close()
 
 
+def test_closing_while_a_generation_is_made_waits_for_that_alone() -> None:
+    """The word that ends it must not be taken for the one that it has just done with."""
+    begun, late = threading.Event(), threading.Event()
+
+    def make(version: int) -> WeightsRef:
+        begun.set()
+        late.wait(0.5)  # until `close` waits
+        return WeightsRef(lineage=0, version=version, path="", digest="d")
+
+    weights = Publishing(WeightsRef(lineage=0, version=0, path="", digest="d"), make, period_tokens=1)
+    weights.told(0, 1)
+    assert begun.wait(10.0)
+    before = time.monotonic()
+    weights.close()
+    assert time.monotonic() - before < 10.0
+    assert not weights._thread.is_alive()
+
+
 def until(done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not done():

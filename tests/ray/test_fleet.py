@@ -105,6 +105,28 @@ def test_cuda_visible_devices_is_respected() -> None:
 
 
 @pytest.mark.parametrize(
+    ("variable", "order", "other", "said"),
+    [
+        ("1", None, "NVIDIA L4", True),
+        ("GPU-b, 0", "FASTEST_FIRST", "NVIDIA L4", True),
+        ("1", "PCI_BUS_ID", "NVIDIA L4", False),
+        ("1", None, "NVIDIA H200", False),
+        ("GPU-b", None, "NVIDIA L4", False),
+        (None, None, "NVIDIA L4", False),
+    ],
+)
+def test_numbers_of_unlike_cards_are_not_what_cuda_takes_them_for(
+    variable: str | None, order: str | None, other: str, said: bool
+) -> None:
+    """On a mixed node CUDA's first card is the fastest, which may be any on PCI."""
+    cards = report(H200, replace(H200, id="GPU-b", index=1, name=other, pci="0:07"))
+    _, notes = fleet.free_cards(
+        cards, visible_devices=variable, device_order=order, owner_of=lambda _: None, own_run=None
+    )
+    assert any("CUDA_DEVICE_ORDER=PCI_BUS_ID" in n for n in notes) == said
+
+
+@pytest.mark.parametrize(
     ("name", "kind"),
     [
         ("NVIDIA H200", "H200"),
@@ -127,6 +149,17 @@ def test_cards_by_the_drivers_name(name: str, kind: str) -> None:
     got = gpu_kind(replace(H200, name=name), Config(model=MODEL))
     assert got.name == kind
     assert got.memory_bytes == 150754820096.0  # what the card has, not what its sheet says
+
+
+def test_a_card_in_mig_instances_is_left_out_and_theirs_are_no_whole_cards_figures() -> None:
+    """What computes on a card that is divided gets one of its instances, whatever the card's own figures say."""
+    parent = replace(H200, note="MIG is on: its instances are devices of their own")
+    one = replace(H200, id="MIG-1", name="NVIDIA H200 MIG 1g.18gb", memory_total_bytes=18.0 * 2**30)
+    free, notes = fleet.free_cards(report(parent, one), visible_devices=None, owner_of=lambda _: None, own_run=None)
+    assert [g.id for g in free] == ["MIG-1"]
+    assert "MIG is on" in notes[0]
+    with pytest.raises(FleetError, match=r'\[fleet.kinds."NVIDIA H200 MIG 1g.18gb"\]'):
+        gpu_kind(one, Config(model=MODEL))
 
 
 def test_an_unknown_card_is_an_error_that_says_what_to_declare() -> None:

@@ -49,6 +49,24 @@ def test_a_replica_whose_update_failed_loses_its_samples_and_its_tokens_are_not_
     assert {x.sample for x in desk.exchange("b").leases} & {x.sample for x in leases}
 
 
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), float("inf")])
+def test_a_logprob_that_is_no_number_is_not_journalled_and_another_replica_tries(desk: Desk, logprob: float) -> None:
+    """An engine whose arithmetic failed: with one such token no gradient of the whole step would be finite."""
+    desk.start()
+    leases = desk.serve()
+    one = leases[0]
+    bad = piece(one, [6], 0, start=1)._replace(logprobs=(logprob,))
+    answer = desk.exchange(appends=(piece(one, [5], 0), bad))
+    assert one.sample in answer.cancel
+    assert desk.flow.status().wasted_tokens == {"not_finite": 1}
+    desk.exchange("b")
+    again = {x.sample: x for x in desk.exchange("b").leases}
+    assert again[one.sample].tokens == (5,)
+    desk.flow.close()
+    found = audit(desk.folder / "ledger.db")
+    assert (found.faults, found.balanced) == ((), True)
+
+
 def test_eta_zero_gives_a_group_only_to_its_own_version(tmp_path: Path) -> None:
     desk = Desk(tmp_path, eta=0)
     desk.start()

@@ -4,6 +4,7 @@
 """
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from runtime.rl.engine.vllm_host.figures import scheduler_level, stats_level
 from runtime.rl.engine.vllm_host.wire import Closed, Line, Message
 from runtime.rl.types import Append, Lease, SampleId, WeightsRef
 from runtime.runs import ProcessMark, mark
-from tests.rl.toy_core import BABBLE, CRASH, HANG, next_token
+from tests.rl.toy_core import BABBLE, CRASH, HANG, SHARE, next_token, shared_name
 
 pytestmark = pytest.mark.kill
 TOY = "tests.rl.toy_core"
@@ -178,6 +179,48 @@ def test_refused_weights_leave_it_without_a_version_and_its_samples_waiting(engi
     assert len(expected(one, trace[one.sample])) == 9
 
 
+def test_a_sample_that_ends_as_weights_are_swapped_is_held_until_it_was_told(engine: VllmEngine) -> None:
+    """A replica takes a step only while its engine holds something: were it not held, nobody would hear of its end."""
+    engine.load_weights(ref(0))
+    one = lease(1, longest=2)
+    engine.add([one])
+    trace: dict[SampleId, list[Append]] = {}
+    drive(engine, trace, steps=1)
+    engine.load_weights(ref(1))  # the process tells all that is left of it
+    assert engine.held() == (one.sample,)
+    drive(engine, trace)
+    assert len(expected(one, trace[one.sample])) == 2
+    assert [(a.finished, a.version) for a in trace[one.sample]][-1] == ("length", 0)
+    assert engine.held() == engine.step() == ()
+
+
+def test_a_sample_that_ended_as_weights_were_swapped_can_be_given_back(engine: VllmEngine) -> None:
+    engine.load_weights(ref(0))
+    one = lease(1, longest=2)
+    engine.add([one])
+    engine.step()
+    engine.load_weights(ref(1))
+    assert engine.abort([one.sample]) == (one.sample,)
+    assert engine.held() == engine.step() == ()
+
+
+def test_it_generates_after_every_sleep_though_steps_were_under_way(engine: VllmEngine) -> None:
+    """The leave that those steps took is counted: after as many sleeps as it may be steps ahead it would have none left."""
+    one = lease(1, longest=40)
+    engine.add([one])
+    trace: dict[SampleId, list[Append]] = {}
+    for version in range(SPEC.ahead + 1):
+        engine.load_weights(ref(version))
+        drive(engine, trace, steps=3)
+        assert trace[one.sample][-1].version == version
+        assert select.select([engine._process._line._end], [], [], 30.0)[0]  # the process is a step ahead
+        engine.sleep()
+        engine.wake()
+    engine.load_weights(ref(9))
+    drive(engine, trace)
+    assert len(expected(one, trace[one.sample])) == 40
+
+
 def test_sleeping_leaves_no_version(engine: VllmEngine) -> None:
     engine.load_weights(ref(0))
     engine.add([lease(1)])
@@ -288,6 +331,27 @@ def test_closing_twice_is_harmless_and_ends_everything() -> None:
     made.close()
     assert ended(members) == ()
     assert mark(made.process_group) is None
+
+
+@pytest.mark.parametrize("how", ["close", "kill the engine", "stop the warden"])
+def test_shared_memory_ends_with_the_engine(how: str) -> None:
+    """A killed process removes nothing: what knows of its shared memory must outlive it by a moment."""
+    made = VllmEngine(SPEC, program=TOY)
+    made.load_weights(ref(0))
+    made.add([lease(1, first=SHARE, longest=60)])
+    made.step()
+    shared = Path("/dev/shm", shared_name(made.facts["pid"]))
+    members = group_members(made.process_group)
+    assert shared.exists()
+    if how == "kill the engine":
+        os.kill(made.facts["pid"], signal.SIGKILL)
+        assert ended(members) == ()
+    elif how == "stop the warden":
+        os.kill(made.process_group, signal.SIGTERM)
+        assert ended(members) == ()
+    made.close()
+    assert ended(members) == ()
+    assert not shared.exists()
 
 
 # ---- wire and figures

@@ -7,6 +7,7 @@ Run as a program by the warden in vLLM's place. The next token is the sum of all
 import os
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 from runtime.errors import WeightsError
@@ -15,6 +16,11 @@ from runtime.rl.engine.vllm_host.rows import Row
 from runtime.rl.engine.vllm_host.wire import Message
 
 CRASH, HANG, BABBLE = 90, 91, 92  # raises; sleeps for ever; starts a child that sleeps for ever, then goes on
+SHARE = 93  # makes shared memory called `shared_name`, as tensor parallel workers do, then goes on
+
+
+def shared_name(pid: int) -> str:
+    return f"hexctl-toy-{pid}"
 
 
 def next_token(tokens: list[int], version: int) -> int:
@@ -30,6 +36,7 @@ class ToyCore:
         self._slots, self._eos = spec["slots"], set(spec["eos_ids"])
         self._requests: dict[int, tuple[list[int], int]] = {}
         self._version, self._prefilled = -1, 0
+        self._shared: SharedMemory | None = None
         self.steps = 0
 
     @property
@@ -99,6 +106,8 @@ class ToyCore:
             raise RuntimeError("the toy crashed")
         if mark == HANG:
             time.sleep(3600)
+        if mark == SHARE and self._shared is None:
+            self._shared = SharedMemory(shared_name(os.getpid()), create=True, size=4096)
         if mark == BABBLE and os.fork() == 0:
             os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(3600)"])
 

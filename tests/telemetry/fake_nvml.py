@@ -20,6 +20,9 @@ class CardFacts:
     mask: Any = 0
     pids: Any = (417,)
     bus: str = "00000000:00:06.0"
+    mig: Any = -1000 - 3  # (current, pending); a card that knows none says that it is not supported
+    rows: Any = (0, 0, 0, 0)  # remapped after corrected and after uncorrected errors, pending, failed
+    instances: tuple["CardFacts | None", ...] = ()  # by place
 
 
 IDLE = CardFacts(
@@ -104,6 +107,22 @@ class FakeNvml:
 
     def nvmlDeviceGetPciInfo(self, card: CardFacts) -> Any:
         return _Value(busId=card.bus.encode())
+
+    def nvmlDeviceGetRemappedRows(self, card: CardFacts) -> Any:
+        return self._answer("nvmlDeviceGetRemappedRows", card.rows)
+
+    def nvmlDeviceGetMigMode(self, card: CardFacts) -> Any:
+        return self._answer("nvmlDeviceGetMigMode", card.mig)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, card: CardFacts) -> int:
+        return len(card.instances)
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: CardFacts, place: int) -> CardFacts:
+        found = self._answer("nvmlDeviceGetMigDeviceHandleByIndex", card.instances[place])
+        if found is None:
+            raise self.NVMLError(self.NVML_ERROR_NOT_FOUND)
+        instance: CardFacts = found
+        return instance
 
     def nvmlDeviceGetUtilizationRates(self, card: CardFacts) -> Any:
         return _Value(gpu=self._answer("nvmlDeviceGetUtilizationRates", card.gpu), memory=46)

@@ -274,3 +274,83 @@ def test_a_card_that_fell_off_the_bus_says_so() -> None:
 def test_no_card_is_said() -> None:
     level = polled(GpuWatch(FakeNvml), lambda v: v.library == "ok")
     assert level.message == "the driver shows no GPU"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ((0, 0, 0, 0), ""),
+        ((4, 1, 0, 0), ""),  # replaced: done
+        ((0, 4, 1, 0), "needs a reset"),
+        ((0, 4, 1, 1), "replace the GPU"),
+        (NOT_SUPPORTED, ""),
+        (UNKNOWN, ""),
+    ],
+)
+def test_rows_of_memory_that_wait_to_be_remapped_are_said(rows: Any, words: str) -> None:
+    got = read(replace(BUSY, rows=rows))
+    assert (words in got.note) if words else got.note == ""
+    assert got.memory_used_bytes == BUSY.used
+
+
+def test_remapped_rows_are_asked_for_now_and_then_and_seen_in_the_level() -> None:
+    lib = FakeNvml(replace(BUSY, rows=(0, 1, 1, 0)))
+    watch = GpuWatch(lambda: lib)
+    level = polled(watch, lambda v: len(v.gpus) == 1 and v.gpus[0].age_s is not None)
+    assert "needs a reset" in level.gpus[0].note
+    nvml = Nvml(lib)
+    (card,) = nvml.enumerate()
+    lib.calls.clear()
+    for _ in range(120):
+        assert "needs a reset" in nvml.read(card).note
+    assert lib.calls["nvmlDeviceGetRemappedRows"] == 2
+
+
+# ---- MIG
+
+
+def an_instance(number: int) -> CardFacts:
+    """As a driver gives one: memory and processes of its own, no utilisation, no power."""
+    return CardFacts(
+        uuid=f"MIG-{number}", name="NVIDIA H200 MIG 1g.18gb", gpu=NOT_SUPPORTED, total=18 * 2**30, used=2**20 * number,
+        power_mw=NOT_SUPPORTED, temperature=NOT_SUPPORTED, mask=NOT_SUPPORTED, pids=(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mode", "note"), [(NOT_SUPPORTED, False), (UNKNOWN, False), ([0, 0], False), ([0, 1], False), ([1, 0], True)]
+)
+def test_no_mig_mig_off_and_mig_on_are_three_things(mode: Any, note: bool) -> None:
+    """Only of a card that is divided now nobody may compute on the whole; the others keep every figure."""
+    got = read(replace(BUSY, mig=mode))
+    assert ("MIG is on" in got.note) == note
+    assert (got.util_share, got.power_w, got.pids) == (0.98, pytest.approx(539.31), (417,))
+
+
+def test_instances_come_go_and_have_the_figures_they_have() -> None:
+    """Cut anew between two polls: no error, the new ones are there, those that went are said to be gone."""
+    divided = replace(BUSY, mig=[1, 1], gpu=NOT_SUPPORTED, instances=(an_instance(1), None, an_instance(2)))
+    lib = FakeNvml(divided)
+    watch = GpuWatch(lambda: lib)
+    level = polled(watch, lambda v: len(v.gpus) == 3 and all(g.age_s is not None for g in v.gpus))
+    assert [g.id for g in level.gpus] == [BUSY.uuid, "MIG-1", "MIG-2"]
+    card, one, two = level.gpus
+    assert "MIG is on" in card.note
+    assert (card.util_share, card.power_w) == (None, pytest.approx(539.31))
+    assert (one.note, one.util_share, one.power_w, one.pids) == ("", None, None, ())
+    assert (one.memory_total_bytes, two.memory_used_bytes) == (18 * 2**30, 2 * 2**20)
+    lib.cards = [replace(divided, instances=(an_instance(3),))]
+    level = polled(watch, lambda v: any(g.id == "MIG-3" and g.age_s is not None for g in v.gpus))
+    by_id = {g.id: g for g in level.gpus}
+    assert (by_id["MIG-1"].present, by_id["MIG-2"].present, by_id["MIG-3"].present) == (False, False, True)
+    assert "gone" in by_id["MIG-1"].note
+
+
+@pytest.mark.parametrize("code", [FakeNvml.NVML_ERROR_RESET_REQUIRED, FakeNvml.NVML_ERROR_GPU_IS_LOST])
+def test_a_card_that_fails_at_the_question_for_mig_harms_no_other(code: int) -> None:
+    lib = FakeNvml(replace(BUSY, uuid="GPU-bad", mig=-1000 - code), replace(IDLE, uuid="GPU-good"))
+    watch = GpuWatch(lambda: lib)
+    for _ in range(3):
+        level = polled(watch, lambda v: len(v.gpus) == 2 and all(g.age_s is not None for g in v.gpus))
+        assert level.library == "ok"
+    assert (lib.inits, lib.shutdowns) == (1, 0)

@@ -72,6 +72,9 @@ def test_the_stub_is_told_by_its_real_path() -> None:
         ("GPU-cc33,GPU-zz", ("GPU-cc33",)),
         ("GPU-cc33,2", ()),
         ("MIG-1234", ()),
+        ("--1", ()),
+        ("0,--1,1", ("GPU-aa11",)),
+        ("\u00b2", ()),  # a digit to Python, none to CUDA
         ("all", ()),
     ],
 )
@@ -84,3 +87,12 @@ def test_whatever_is_written_only_real_cards_come_out(variable: str) -> None:
     seen = visible(variable, UUIDS)
     assert set(seen) <= set(UUIDS)
     assert len(seen) == len(set(seen))
+
+
+def test_an_index_is_a_cards_and_an_instance_has_its_name() -> None:
+    """Instances lie behind their card in PCI order; CUDA counts cards."""
+    here = ("GPU-aa11", "MIG-1", "MIG-2", "GPU-ab22")
+    assert visible("1", here) == ("GPU-ab22",)
+    assert visible("2", here) == ()
+    assert visible("MIG-2", here) == ("MIG-2",)
+    assert visible(None, here) == here

@@ -70,7 +70,8 @@ class VllmEngine:
         return max(0, self._slots - len(self._by_id))
 
     def held(self) -> tuple[SampleId, ...]:
-        return tuple(self._by_id)
+        """Also those that ended while new weights were laid in, until `step` has told so: nobody else knows yet."""
+        return tuple(dict.fromkeys((*self._by_id, *(a.sample for a in self._told))))
 
     def stats(self) -> EngineStats:
         """Queue and KV cache as of the last step that was taken."""
@@ -110,7 +111,8 @@ class VllmEngine:
             self._unsent.append(held)
 
     def abort(self, samples: Sequence[SampleId]) -> tuple[SampleId, ...]:
-        gone = tuple(s for s in dict.fromkeys(samples) if s in self._by_id)
+        held = set(self.held())
+        gone = tuple(s for s in dict.fromkeys(samples) if s in held)
         numbers = [self._numbers[s] for s in gone if s in self._numbers]
         for sample in gone:
             self._forget(sample)
@@ -196,9 +198,12 @@ class VllmEngine:
     def sleep(self) -> bool:
         """Give the GPU's memory back; whether there was any to give (a CPU engine has none, nor one without `spec.sleep`).
         Held samples are added again later. Nothing is served until weights are loaded after `wake`."""
+        version = self._version
         self._version = self._digest = None
         self._process.send({"kind": "sleep"})
-        answer = self._process.wait_for("slept", deadline_s=self.spec.load_s, doing="sleep", other=lambda _: None)
+        answer = self._process.wait_for(
+            "slept", deadline_s=self.spec.load_s, doing="sleep", other=lambda message: self._file(message, version)
+        )
         self._requeue()
         return bool(answer["freed"])
 
@@ -269,7 +274,7 @@ class VllmEngine:
         return tuple(appends)
 
     def _file(self, message: Message, version: int | None) -> None:
-        """What was sampled before new weights took over: told by the next step, under the old version."""
+        """What was sampled before new weights took over, or before sleep: told by the next step, under the old version."""
         if version is not None and "rows" in message:
             self._told.extend(self._rows(message, version))
 

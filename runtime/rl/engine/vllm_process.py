@@ -12,9 +12,11 @@ from typing import Any
 import runtime
 from runtime.errors import DeadlineError, RunError
 from runtime.process_group import ProcessGroup
+from runtime.rl.engine.vllm_host.warden import TRACKER_S
 from runtime.rl.engine.vllm_host.wire import Closed, Line, Message
 
 WARDEN = (sys.executable, "-m", "runtime.rl.engine.vllm_host.warden")
+WARDEN_S = TRACKER_S + 1.0  # for the warden to end its group; then it is ended without
 ENGINE = "runtime.rl.engine.vllm_host.main"
 
 
@@ -96,7 +98,10 @@ class EngineProcess:
             raise self._ended()
 
     def close(self) -> None:
-        """End the whole group now. A polite request would wait for vLLM's own teardown, and nothing in it is ours to keep."""
+        """End the whole group now. A polite request would wait for vLLM's own teardown, and nothing in it is ours to keep: the
+        warden kills it, and sees to the shared memory that is left."""
+        self._group.ask()
+        self._group.ended(WARDEN_S)
         self._group.kill()
         self._line.close()
 

@@ -1,5 +1,6 @@
 """Flow's side of a replica's exchange: journal what came, end leases, answer with new ones."""
 
+import math
 from collections.abc import Sequence
 
 from planner.record import record, replace
@@ -144,8 +145,8 @@ class RolloutDesk:
 
     def _journal(self, replica: Replica, request: ExchangeRequest, append: Append) -> RewardItem | None:
         ledger = self._state.ledger
-        if not self._trusted(replica, request, append.version):
-            ledger.refuse("unverified", len(append.tokens))
+        if why := self._distrust(request, append):
+            ledger.refuse(why, len(append.tokens))
             if append.sample in self._state.held(replica):
                 self._suspend(replica, append.sample, counts=True)
             replica.revoked.add(append.sample)
@@ -203,11 +204,13 @@ class RolloutDesk:
         ref = None if replica.version is None else book.generations.get((lineage, replica.version))
         replica.verified = ref is not None and ref.digest == replica.digest
 
-    def _trusted(self, replica: Replica, request: ExchangeRequest, version: int) -> bool:
-        """Whether tokens of `version` from that replica may be journalled: the version was published, and if it is the
-        one reported now, with the right hash (of this lineage, or of one before a fork)."""
-        published = self._state.ledger.book.digests.get(version, set())
-        return request.digest in published if version == request.version else bool(published)
+    def _distrust(self, request: ExchangeRequest, append: Append) -> str:
+        """Why tokens may not be journalled, "" when they may: their version was published, if it is the one reported now with the
+        right hash (any lineage's), and every logprob is a number: one that is not would take a whole step's gradient along."""
+        published = self._state.ledger.book.digests.get(append.version, set())
+        if not (request.digest in published if append.version == request.version else published):
+            return "unverified"
+        return "" if all(map(math.isfinite, append.logprobs)) else "not_finite"
 
     def _release(self, replica: Replica, sample: SampleId) -> None:
         if sample.group < 0:

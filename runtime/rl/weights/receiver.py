@@ -24,6 +24,7 @@ from runtime.rl.weights.layout import Layout, checksum, decode_layout
 
 BUFFERS = 2  # on the device, where the second buffer has to be on the host
 STOP_S = 2.0  # for the thread to end
+CLAIM_S = 10.0  # for a swap to follow its claim; well below READY_S, within which the trainer wants the buffer
 SPARE_BYTES = 512 * 2**20  # of a GPU's memory, left free beside the second buffer
 _log = logging.getLogger(__name__)
 
@@ -60,8 +61,9 @@ class WeightsReceiver:
     ) -> None:
         """`spare`: bytes of a GPU's memory that the second buffer leaves free; where it cannot, it is in host memory."""
         self.offer, self._member, self._device, self._spare = offer, member, device, spare
-        self._lock = threading.Lock()  # held while the second buffer is read by a swap, or given up
+        self._lock = threading.Condition()  # held while the second buffer is read by a swap, or given up
         self._received: Received | None = None
+        self._claimed_until = 0.0  # monotonic seconds; until then what was received is not given up
         self._flat: Tensor | None = None
         self._small: list[Tensor] = []  # buckets on the device, where `_flat` is on the host
         self._group: Group | None = None
@@ -78,6 +80,20 @@ class WeightsReceiver:
         got = self._received
         return got is not None and (got.lineage, got.version, got.digest) == (ref.lineage, ref.version, ref.digest)
 
+    def claim(self, ref: WeightsRef) -> bool:
+        """Whether it holds that generation. If so it goes on to until it is taken or let go of, for CLAIM_S at most: the trainer's
+        next one waits."""
+        with self._lock:
+            held = self.holds(ref)
+            self._claimed_until = time.monotonic() + CLAIM_S if held else 0.0
+            return held
+
+    def let_go(self) -> None:
+        """Nothing will be taken after all."""
+        with self._lock:
+            self._claimed_until = 0.0
+            self._lock.notify_all()
+
     @contextlib.contextmanager
     def taken(self, ref: WeightsRef) -> Iterator["Taken | None"]:
         """The generation's tensors where they lie, None when they do not. They stay as they are until the block ends,
@@ -90,6 +106,7 @@ class WeightsReceiver:
                 yield Taken(received=self._received, tensors=dict(self._received.layout.views(self._flat)))
             finally:
                 self._received = None
+                self.let_go()
 
     @property
     def received(self) -> Received | None:
@@ -99,6 +116,7 @@ class WeightsReceiver:
     def stop(self) -> None:
         """Follow the trainer no more."""
         self._stopped.set()
+        self.let_go()
         end = self._socket
         if end is not None:
             with contextlib.suppress(OSError):
@@ -151,6 +169,8 @@ class WeightsReceiver:
     def _make_room(self, layout: Layout) -> str:
         """The second buffer, empty; why there is none."""
         with self._lock:
+            while (left := self._claimed_until - time.monotonic()) > 0:
+                self._lock.wait(left)
             self._received = None
             if self._flat is not None and self._flat.numel() == layout.total:
                 return ""

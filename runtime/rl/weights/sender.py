@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +21,7 @@ from runtime.rl.weights.layout import Layout, TensorSpec, checksum, filled, fing
 
 MOST_REST = 64  # transfers left out after many failures in a row
 GIVE_UP_S = 8.0  # for members to give a transfer up that failed
+ACCEPT_AGAIN_S = 0.1
 BUFFERS = 2  # one is packed while the other travels
 _log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class WeightsSender:
         self.offer = ChannelOffer(
             host=host, port=self._server.getsockname()[1], token=secrets.token_hex(16), trainer_epoch=trainer_epoch
         )
+        self._closed = threading.Event()
         self._lock = threading.Lock()
         self._peers: list[_Peer] = []
         self._group: Group | None = None
@@ -142,6 +144,9 @@ class WeightsSender:
 
     def close(self) -> None:
         """Serve nobody any more."""
+        self._closed.set()
+        with suppress(OSError):  # `close` alone leaves the port open until one more has come
+            self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         self._leave_group()
         with self._lock:
@@ -160,8 +165,12 @@ class WeightsSender:
         while True:
             try:
                 end, address = self._server.accept()
-            except OSError:
-                return  # closed
+            except OSError as e:
+                if self._closed.wait(ACCEPT_AGAIN_S):
+                    return
+                # Of that connection, or of a process out of descriptors: it would be the end of all later engines.
+                _log.warning("weights: a connection could not be taken: %s", e.strerror)
+                continue
             threading.Thread(target=self._welcome, args=(end, address), name="weights-hello", daemon=True).start()
 
     def _welcome(self, end: socket.socket, address: Any) -> None:

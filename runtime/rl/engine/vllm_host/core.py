@@ -115,7 +115,8 @@ class VllmCore:
     def swap(self, ref: Message, *, keep: bool) -> tuple[list[Row], Message] | None:
         """As `load`, from the workers' second buffers: rows and the update's figures; None, and nothing touched, unless
         every worker has the whole generation."""
-        if any(self._llm.collective_rpc("hexctl_holds", args=(ref,))):
+        if any(self._llm.collective_rpc("hexctl_claim", args=(ref,))):
+            self._all("hexctl_let_go")
             return None
         began = time.monotonic()
         figures: Message = {}

@@ -68,10 +68,17 @@ class GenerationReader:
         self._hexctl_receiver = WeightsReceiver(ChannelOffer(**offer), me, device=device)
         return ""
 
-    def hexctl_holds(self, ref: Mapping[str, Any]) -> str:
-        """ "" when generation `ref` was received whole and is not taken yet, else that it was not."""
+    def hexctl_claim(self, ref: Mapping[str, Any]) -> str:
+        """ "" when generation `ref` was received whole and is not taken yet, else that it was not. It stays for the swap, though
+        the trainer may have the next one ready."""
         receiver = self._hexctl_receiver
-        return "" if receiver is not None and receiver.holds(WeightsRef(**ref)) else "it is not here"
+        return "" if receiver is not None and receiver.claim(WeightsRef(**ref)) else "it is not here"
+
+    def hexctl_let_go(self) -> str:
+        """No swap follows: another worker does not have it. Returns ""."""
+        if self._hexctl_receiver is not None:
+            self._hexctl_receiver.let_go()
+        return ""
 
     def hexctl_swap(
         self, ref: Mapping[str, Any], shapes: Sequence[tuple[str, Sequence[int]]]
