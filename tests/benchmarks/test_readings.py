@@ -424,6 +424,7 @@ def test_where_the_engines_thread_spends_its_time_is_told_as_read() -> None:
         f"{share['VllmCore.swap']} % new weights from the second buffer, of which {share['load_weights']} went" in FLAT
     )
     assert f"and {share['reset_prefix_cache']} gave the prefix cache up, and {share['VllmCore.load']} %" in FLAT
+    assert f"And {share['execute_model without a CUDA graph']} % were launched without" in FLAT
     assert read["samples"] / read["of_all_threads"] > 0.95
 
 
