@@ -24,6 +24,5 @@ def died_of(run: RunInfo) -> str:
     if path is None:
         return ""
     text, _, hint = last_error(path.read_text(errors="replace").splitlines()).partition("\nhint: ")
-    return (
-        "" if "\n" in text.strip() or "\n" in hint.strip() else text.strip()
-    )  # what was logged since is of a later daemon
+    logged_since = "\n" in text.strip() or "\n" in hint.strip()  # by a later daemon
+    return "" if logged_since else text.strip()

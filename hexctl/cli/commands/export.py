@@ -35,8 +35,7 @@ def export(folder: Path, root: Path, run_id: str | None) -> None:
     if done.returncode == 0:
         click.echo(str(folder))
         return
-    if done.returncode > 0 and any(
-        x.startswith("error: ") for x in done.stderr.splitlines()
-    ):  # the child has said what and why
+    said_why = any(x.startswith("error: ") for x in done.stderr.splitlines())
+    if done.returncode > 0 and said_why:
         raise click.exceptions.Exit(done.returncode)
     raise RunError("the export failed", where=str(folder), got=f"exit code {done.returncode}")

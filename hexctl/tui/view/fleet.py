@@ -317,9 +317,8 @@ def head_line(columns: Sequence[Column], width: int, sort: str | None, descendin
         if c.id != sort:
             out += [*pad(line(Span(title, "label")), c.width, c.align), Span(" " * gap)]
             continue
-        arrow = Span(
-            "↓" if descending else "↑", "key"
-        )  # it has a cell of the gap: a title may be as wide as its column
+        # The arrow has a cell of the gap: a title may be as wide as its column.
+        arrow = Span("↓" if descending else "↑", "key")
         head = (
             *pad(line(Span(title, "key")), min(c.width, len(title)) if c.align == "left" else c.width, c.align),
             arrow,
