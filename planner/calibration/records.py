@@ -142,6 +142,7 @@ class EngineRate:
     pp: int = 1
     engine: str = "torch"  # "torch", "vllm", or "vllm-eager" without CUDA graphs
     held: int | None = None  # samples it had: those beyond `running` waited to be let in; None: not told
+    slowest: float | None = None  # share of that rate in the slowest of several spells; None: there was one
 
     def __post_init__(self) -> None:
         _checked(self)

@@ -270,7 +270,7 @@ class _Found:
 
     def decoded(self, plain: Steady, held: int, prompt: int, *, prompts: bool) -> None:
         running = max(1, round(plain.running))
-        self._rate("decode", running, max(1, round(plain.context)), plain.running / plain.step_s, held)
+        self._rate("decode", running, max(1, round(plain.context)), plain.running / plain.step_s, held, plain.slowest)
         if prompts and plain.prefill_s > 0:
             self._rate("prefill", running, prompt, 1 / plain.prefill_s)
 
@@ -285,7 +285,15 @@ class _Found:
             running, prefix = max(1, round(done.samples)), max(1, round(done.prefix))
             self._rate("recompute", running, prefix, 1 / done.recompute_s)
 
-    def _rate(self, phase: Phase, running: int, context: int, tokens_per_s: float, held: int | None = None) -> None:
+    def _rate(  # noqa: PLR0917 - one row of the table
+        self,
+        phase: Phase,
+        running: int,
+        context: int,
+        tokens_per_s: float,
+        held: int | None = None,
+        slowest: float | None = None,
+    ) -> None:
         self._rates.append(
             EngineRate(
                 phase=phase,
@@ -297,6 +305,7 @@ class _Found:
                 tokens_per_s=tokens_per_s,
                 engine=self._engine,
                 held=held,
+                slowest=slowest,
             )
         )
 

@@ -77,6 +77,7 @@ class Steady:
     step_s: float  # of a step that only decodes
     prefill_s: float  # decoding lost by a prefilled token; 0: none was seen
     busy_s: float  # what was looked at
+    slowest: float | None = None  # pace of the slowest of several spells, as a share of the mean one
 
 
 @record
@@ -261,12 +262,14 @@ def mean_of(spells: Sequence[Steady]) -> Steady:
         return sum(n * v for n, v in zip(steps, values, strict=True)) / sum(steps)
 
     busy_s = sum(s.busy_s for s in spells)
+    step_s = busy_s / sum(steps)
     return Steady(
         running=over_steps(s.running for s in spells),
         context=over_steps(s.context for s in spells),
-        step_s=busy_s / sum(steps),
+        step_s=step_s,
         prefill_s=over_steps(s.prefill_s for s in spells),
         busy_s=busy_s,
+        slowest=step_s / max(s.step_s for s in spells) if len(spells) > 1 else None,
     )
 
 

@@ -57,7 +57,14 @@ def kind_summary(t: KindTables) -> Mapping[str, Any]:
         "all_reduce_ranks": None if best is None else best.ranks,
         "links_bytes_per_s": links,
         "engine": [
-            {"phase": e.phase, "model": e.model, "running": e.running, "held": e.held, "tokens_per_s": e.tokens_per_s}
+            {
+                "phase": e.phase,
+                "model": e.model,
+                "running": e.running,
+                "held": e.held,
+                "tokens_per_s": e.tokens_per_s,
+                "slowest": e.slowest,
+            }
             for e in t.engine
         ],
         "trainer": [

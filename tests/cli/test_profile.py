@@ -139,10 +139,13 @@ def test_a_document_in_words() -> None:
            "compiled": True, "checkpoint_s": 2.5}  # fmt: skip
     update = {"path": "direct", "model": "own", "engine": "vllm", "swap_s": 0.0123}
     met = {"kind": "H100", "what": "decode at 64", "measured_tokens_per_s": 1000.0, "predicted_tokens_per_s": 1050.0}
-    engine = [{"phase": "decode", "model": "own", "running": 222, "held": 256, "tokens_per_s": 26000.0}]
+    rate = {"phase": "decode", "model": "own", "running": 222, "held": 256, "tokens_per_s": 26000.0}
+    engine = [rate, {**rate, "running": 220, "slowest": 0.71}, {**rate, "running": 221, "slowest": 0.95}]
     measured = {**kind, "engine": engine, "trainer": [own, own], "updates": [update]}
     text = profile_text({**document, "kinds": [measured], "met": [met]})
-    assert "decode at 222 of 256" in text
+    assert "decode at 222 of 256  " in text
+    assert "decode at 220 of 256, for seconds 29% slower" in text
+    assert "decode at 221 of 256  " in text
     assert "new weights, direct (vllm)" in text
     assert "12.3 ms" in text
     assert text.count("2.50 s") == 1, "one checkpoint, though every rate tells it"

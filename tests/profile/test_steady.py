@@ -162,6 +162,8 @@ def test_paces_are_averaged_over_time() -> None:
     assert (both.running, both.context) == (pytest.approx(217), pytest.approx(193))
     assert both.prefill_s == pytest.approx(5e-6)
     assert both.busy_s == 22.0
+    assert both.slowest == pytest.approx(22 / 3500 / 0.008)
+    assert mean_of((slow,)).slowest is None
     for field in ("running", "context", "step_s", "prefill_s", "busy_s"):
         assert getattr(mean_of((slow,)), field) == pytest.approx(getattr(slow, field))
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from hexctl.cli.render.text import DASH, duration, number, size, table
 
+UNEVEN = 0.1  # a rate that was so much lower in one of its spells is said to have been
+
 
 def profile_text(document: Mapping[str, Any]) -> str:
     """What was measured, or would be, node by node; then the figures by kind."""
@@ -89,10 +91,11 @@ def _seconds(value: float) -> str:
 
 
 def _generating(rate: Mapping[str, Any]) -> str:
-    """What was generated, with how many samples at once, and of how many where some waited."""
-    held = rate.get("held")
+    """What was generated, with how many samples at once, of how many where some waited, and how much slower it was at times."""
+    held, slowest = rate.get("held"), rate.get("slowest")
     of = f" of {number(held)}" if held is not None and held > rate["running"] else ""
-    return f"{rate['phase']} at {number(rate['running'])}{of}"
+    slower = f", for seconds {1 - slowest:.0%} slower" if slowest is not None and slowest < 1 - UNEVEN else ""
+    return f"{rate['phase']} at {number(rate['running'])}{of}{slower}"
 
 
 def _training(rate: Mapping[str, Any]) -> str:
