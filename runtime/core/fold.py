@@ -6,57 +6,12 @@ from typing import Any
 
 from planner.record import replace
 from runtime.api.wire import CommandResult
+from runtime.core import event as ev
+from runtime.core import fleet_event as fleet
+from runtime.core import plan_event as plans
 from runtime.core.drifting import drift_reason, retry_reason
-from runtime.core.event import (
-    DaemonStarted,
-    FlowAnswered,
-    FlowFellSilent,
-    MilestoneReached,
-    RunEnded,
-    RunEndRequested,
-    Stored,
-)
-from runtime.core.fleet_event import (
-    CalibrationChanged,
-    DeviceAnswered,
-    DeviceBecameHostBound,
-    DeviceCaughtUp,
-    DeviceDrifted,
-    DeviceJoined,
-    DeviceLost,
-    DeviceQuarantined,
-    DeviceReleased,
-    DeviceRetried,
-    DeviceWentStale,
-    SpeedsLearned,
-    StepOrdered,
-    UnitAdopted,
-    UnitAppeared,
-    UnitDied,
-    UnitDrained,
-    UnitServed,
-    UnitStopped,
-)
+from runtime.core.event import Stored
 from runtime.core.needing import needed, unanswered
-from runtime.core.plan_event import (
-    CommandAccepted,
-    FloorWaived,
-    MigrationBlocked,
-    MigrationUnblocked,
-    OverrideCleared,
-    OverrideSet,
-    PlanAdopted,
-    PlanApproved,
-    PlanFoundInfeasible,
-    PlanKept,
-    PlanningFailed,
-    PlanningStarted,
-    PlanProposed,
-    PlanReached,
-    PlanRejected,
-    ProposalExpired,
-    ReplanRequested,
-)
 from runtime.core.solved import PlanCause, SolvedPlan
 from runtime.core.state import ClusterState, DeviceBelief, DriftPlanned, OpenProposal, Unit, UnitStatus
 
@@ -100,13 +55,13 @@ def _answered(state: ClusterState, need_rev: int) -> ClusterState:
     return replace(state, need=unanswered(state.need, need_rev), planning_failed_at_s=None)
 
 
-def _planning_failed(state: ClusterState, e: PlanningFailed, at_s: float) -> ClusterState:
+def _planning_failed(state: ClusterState, e: plans.PlanningFailed, at_s: float) -> ClusterState:
     # With a plan in force the need stands and is tried again; the first plan's failure is for whoever starts the run.
     need = state.need if state.plan is not None else unanswered(state.need, e.need_rev)
     return replace(state, need=need, planning_failed_at_s=at_s)
 
 
-def _daemon_started(state: ClusterState, e: DaemonStarted, at_s: float) -> ClusterState:
+def _daemon_started(state: ClusterState, e: ev.DaemonStarted, at_s: float) -> ClusterState:
     # Whoever starts a daemon wants the run to go on: that is newer than an end that was asked for and not reached.
     state = replace(state, daemon_epoch=e.epoch, ending="", ended="")
     if not e.adopted:  # a run that ended and starts again: nothing of it stands, and the fleet may be another
@@ -132,7 +87,7 @@ def _daemon_started(state: ClusterState, e: DaemonStarted, at_s: float) -> Clust
     return _needed(state, "start", "the run starts", at_s) if state.plan is None and state.need is None else state
 
 
-def _device_joined(state: ClusterState, e: DeviceJoined, at_s: float) -> ClusterState:
+def _device_joined(state: ClusterState, e: fleet.DeviceJoined, at_s: float) -> ClusterState:
     old = state.devices.get(e.device)
     belief = DeviceBelief(
         id=e.device,
@@ -149,7 +104,7 @@ def _device_joined(state: ClusterState, e: DeviceJoined, at_s: float) -> Cluster
     return _needed(state, "join", f"{belief.display} joined", at_s)
 
 
-def _device_lost(state: ClusterState, e: DeviceLost, at_s: float) -> ClusterState:
+def _device_lost(state: ClusterState, e: fleet.DeviceLost, at_s: float) -> ClusterState:
     known = state.devices.get(e.device)
     if known is None or known.lost:
         return state
@@ -158,17 +113,17 @@ def _device_lost(state: ClusterState, e: DeviceLost, at_s: float) -> ClusterStat
     return _needed(state, "loss", f"{known.display} lost", at_s)
 
 
-def _device_quarantined(state: ClusterState, e: DeviceQuarantined, at_s: float) -> ClusterState:
+def _device_quarantined(state: ClusterState, e: fleet.DeviceQuarantined, at_s: float) -> ClusterState:
     state = _device(state, e.device, quarantined=e.reason)
     return _needed(state, "quarantine", f"{state.display(e.device)} quarantined", at_s)
 
 
-def _device_released(state: ClusterState, e: DeviceReleased, at_s: float) -> ClusterState:
+def _device_released(state: ClusterState, e: fleet.DeviceReleased, at_s: float) -> ClusterState:
     state = _device(state, e.device, quarantined="", failures=0)
     return _needed(state, "operator", f"{state.display(e.device)} released", at_s)
 
 
-def _device_drifted(state: ClusterState, e: DeviceDrifted, at_s: float) -> ClusterState:
+def _device_drifted(state: ClusterState, e: fleet.DeviceDrifted, at_s: float) -> ClusterState:
     for device in e.devices:
         state = _device(state, device, speed=e.speed, recoveries=e.recoveries)
     if state.plan is None:
@@ -177,17 +132,17 @@ def _device_drifted(state: ClusterState, e: DeviceDrifted, at_s: float) -> Clust
     return _needed(state, "drift", drift_reason(e, names), at_s)
 
 
-def _device_retried(state: ClusterState, e: DeviceRetried, at_s: float) -> ClusterState:
+def _device_retried(state: ClusterState, e: fleet.DeviceRetried, at_s: float) -> ClusterState:
     state = _device(state, e.device, speed=1.0, recoveries=e.recoveries)
     return state if state.plan is None else _needed(state, "drift", retry_reason(e, state.display(e.device)), at_s)
 
 
-def _speeds_learned(state: ClusterState, e: SpeedsLearned, at_s: float) -> ClusterState:
+def _speeds_learned(state: ClusterState, e: fleet.SpeedsLearned, at_s: float) -> ClusterState:
     there = {(s.device, s.role): s for s in e.speeds if s.device in state.devices and not state.devices[s.device].lost}
     return replace(state, learned={**state.learned, **there})
 
 
-def _step_ordered(state: ClusterState, e: StepOrdered, at_s: float) -> ClusterState:
+def _step_ordered(state: ClusterState, e: fleet.StepOrdered, at_s: float) -> ClusterState:
     verb, kind = e.id.split(":", 1)[0].split("-", 1)
     if verb != "start":
         known = state.units.get(e.unit)
@@ -211,7 +166,7 @@ def _step_ordered(state: ClusterState, e: StepOrdered, at_s: float) -> ClusterSt
     return replace(state, units={**state.units, e.unit: unit}, names=names)
 
 
-def _unit_adopted(state: ClusterState, e: UnitAdopted, at_s: float) -> ClusterState:
+def _unit_adopted(state: ClusterState, e: fleet.UnitAdopted, at_s: float) -> ClusterState:
     unit = Unit(
         id=e.unit,
         role=e.role,
@@ -225,14 +180,14 @@ def _unit_adopted(state: ClusterState, e: UnitAdopted, at_s: float) -> ClusterSt
     return replace(state, units={**state.units, e.unit: unit}, names=names)
 
 
-def _unit_served(state: ClusterState, e: UnitServed, at_s: float) -> ClusterState:
+def _unit_served(state: ClusterState, e: fleet.UnitServed, at_s: float) -> ClusterState:
     known = state.units.get(e.unit)
     if known is not None and known.epoch == e.epoch:
         state = replace(state, start_s={**state.start_s, known.role: e.after_s})
     return _unit(state, e.unit, e.epoch, "serving", at_s, served_at_s=at_s)
 
 
-def _unit_died(state: ClusterState, e: UnitDied, at_s: float) -> ClusterState:
+def _unit_died(state: ClusterState, e: fleet.UnitDied, at_s: float) -> ClusterState:
     unit = state.units.get(e.unit)
     if unit is None or unit.epoch != e.epoch or unit.status in ("dead", "stopped"):
         return state
@@ -251,7 +206,7 @@ def _same_place(kind: str) -> tuple[str, ...]:
     return ("pin",) if kind == "pin" else ("cordon", "drain")
 
 
-def _override_set(state: ClusterState, e: OverrideSet, at_s: float) -> ClusterState:
+def _override_set(state: ClusterState, e: plans.OverrideSet, at_s: float) -> ClusterState:
     o = e.override
     kept = tuple(x for x in state.overrides if x.device != o.device or x.kind not in _same_place(o.kind))
     state = replace(state, overrides=(*kept, o), override_rev=e.rev)
@@ -260,14 +215,14 @@ def _override_set(state: ClusterState, e: OverrideSet, at_s: float) -> ClusterSt
     return _needed(state, "operator", what, at_s)
 
 
-def _override_cleared(state: ClusterState, e: OverrideCleared, at_s: float) -> ClusterState:
+def _override_cleared(state: ClusterState, e: plans.OverrideCleared, at_s: float) -> ClusterState:
     kept = tuple(x for x in state.overrides if x.device != e.device or x.kind not in _same_place(e.kind))
     state = replace(state, overrides=kept, override_rev=e.rev)
     verb = "unpin" if e.kind == "pin" else "uncordon"
     return _needed(state, "operator", f"{verb} {state.display(e.device)}", at_s)
 
 
-def _command_accepted(state: ClusterState, e: CommandAccepted, at_s: float) -> ClusterState:
+def _command_accepted(state: ClusterState, e: plans.CommandAccepted, at_s: float) -> ClusterState:
     answer = CommandResult(accepted=True, message=e.message, override_rev=e.override_rev, plan_rev=e.plan_rev)
     kept = list(state.answers.items())[-(KEPT_ANSWERS - 1) :]
     return replace(state, answers={**dict(kept), e.key: answer})
@@ -279,36 +234,36 @@ def _in_force(state: ClusterState, solved: SolvedPlan) -> ClusterState:
     )
 
 
-def _planning_started(state: ClusterState, e: PlanningStarted, at_s: float) -> ClusterState:
+def _planning_started(state: ClusterState, e: plans.PlanningStarted, at_s: float) -> ClusterState:
     if not e.drift:
         return state
     slow = frozenset(d.id for d in state.present if d.speed < 1)
     return replace(state, drift_planned=DriftPlanned(at_s=at_s, slow=slow, doubtful=frozenset(e.doubtful)))
 
 
-def _plan_proposed(state: ClusterState, e: PlanProposed, at_s: float) -> ClusterState:
+def _plan_proposed(state: ClusterState, e: plans.PlanProposed, at_s: float) -> ClusterState:
     proposal = OpenProposal(solved=e.solved, expires_at_s=e.expires_at_s, gain_share=e.gain_share)
     rev = max(state.plan_rev, e.solved.rev)
     return replace(_answered(state, e.need_rev), proposal=proposal, plan_rev=rev, infeasible="")
 
 
-def _plan_approved(state: ClusterState, e: PlanApproved, at_s: float) -> ClusterState:
+def _plan_approved(state: ClusterState, e: plans.PlanApproved, at_s: float) -> ClusterState:
     if state.proposal is None or state.proposal.solved.rev != e.rev:
         return state
     return _in_force(state, state.proposal.solved)
 
 
-def _proposal_closed(state: ClusterState, e: PlanRejected | ProposalExpired, at_s: float) -> ClusterState:
+def _proposal_closed(state: ClusterState, e: plans.PlanRejected | plans.ProposalExpired, at_s: float) -> ClusterState:
     if state.proposal is None or state.proposal.solved.rev != e.rev:
         return state
     return replace(state, proposal=None)
 
 
-def _milestone(state: ClusterState, e: MilestoneReached, at_s: float) -> ClusterState:
+def _milestone(state: ClusterState, e: ev.MilestoneReached, at_s: float) -> ClusterState:
     return state if e.name in state.milestones else replace(state, milestones=(*state.milestones, e.name))
 
 
-def _run_ended(state: ClusterState, e: RunEnded, at_s: float) -> ClusterState:
+def _run_ended(state: ClusterState, e: ev.RunEnded, at_s: float) -> ClusterState:
     units = {k: replace(u, status="stopped", since_s=at_s) for k, u in state.units.items()}
     return replace(state, ended=e.reason, units=units, need=None, proposal=None)
 
@@ -316,46 +271,46 @@ def _run_ended(state: ClusterState, e: RunEnded, at_s: float) -> ClusterState:
 Handler = Callable[[ClusterState, Any, float], ClusterState]
 
 _HANDLERS: Mapping[type, Handler] = {
-    DaemonStarted: _daemon_started,
-    DeviceJoined: _device_joined,
-    DeviceLost: _device_lost,
-    DeviceWentStale: lambda s, e, t: _device(s, e.device, stale=True),
-    DeviceAnswered: lambda s, e, t: _device(s, e.device, stale=False),
-    DeviceBecameHostBound: lambda s, e, t: _device(s, e.device, host_bound=True),
-    DeviceCaughtUp: lambda s, e, t: _device(s, e.device, host_bound=False),
-    DeviceQuarantined: _device_quarantined,
-    DeviceReleased: _device_released,
-    DeviceDrifted: _device_drifted,
-    DeviceRetried: _device_retried,
-    SpeedsLearned: _speeds_learned,
-    StepOrdered: _step_ordered,
-    UnitAppeared: lambda s, e, t: _unit(s, e.unit, e.epoch, "seen", t),
-    UnitAdopted: _unit_adopted,
-    UnitServed: _unit_served,
-    UnitDrained: lambda s, e, t: _unit(s, e.unit, e.epoch, "drained", t),
-    UnitDied: _unit_died,
-    UnitStopped: lambda s, e, t: _unit(s, e.unit, e.epoch, "stopped", t),
-    OverrideSet: _override_set,
-    OverrideCleared: _override_cleared,
-    CommandAccepted: _command_accepted,
-    ReplanRequested: lambda s, e, t: _needed(s, "operator", "asked by the operator", t),
-    PlanningStarted: _planning_started,
-    PlanAdopted: lambda s, e, t: _answered(_in_force(s, e.solved), e.need_rev),
-    PlanProposed: _plan_proposed,
-    PlanApproved: _plan_approved,
-    PlanRejected: _proposal_closed,
-    ProposalExpired: _proposal_closed,
-    PlanKept: lambda s, e, t: replace(_answered(s, e.need_rev), infeasible="", proposal=None),
-    PlanFoundInfeasible: lambda s, e, t: replace(_answered(s, e.need_rev), infeasible=e.message),
-    PlanningFailed: _planning_failed,
-    CalibrationChanged: lambda s, e, t: replace(s, calibration={**s.calibration, (e.kind, e.role): e.factor}),
-    PlanReached: lambda s, e, t: replace(s, reached_rev=e.rev, blocked=""),
-    FloorWaived: lambda s, e, t: replace(s, floor_waived_rev=e.rev),
-    MigrationBlocked: lambda s, e, t: replace(s, blocked="; ".join((e.reason, *e.options))),
-    MigrationUnblocked: lambda s, e, t: replace(s, blocked=""),
-    FlowFellSilent: lambda s, e, t: replace(s, flow_silent=True),
-    FlowAnswered: lambda s, e, t: replace(s, flow_silent=False),
-    MilestoneReached: _milestone,
-    RunEndRequested: lambda s, e, t: replace(s, ending=e.reason),
-    RunEnded: _run_ended,
+    ev.DaemonStarted: _daemon_started,
+    fleet.DeviceJoined: _device_joined,
+    fleet.DeviceLost: _device_lost,
+    fleet.DeviceWentStale: lambda s, e, t: _device(s, e.device, stale=True),
+    fleet.DeviceAnswered: lambda s, e, t: _device(s, e.device, stale=False),
+    fleet.DeviceBecameHostBound: lambda s, e, t: _device(s, e.device, host_bound=True),
+    fleet.DeviceCaughtUp: lambda s, e, t: _device(s, e.device, host_bound=False),
+    fleet.DeviceQuarantined: _device_quarantined,
+    fleet.DeviceReleased: _device_released,
+    fleet.DeviceDrifted: _device_drifted,
+    fleet.DeviceRetried: _device_retried,
+    fleet.SpeedsLearned: _speeds_learned,
+    fleet.StepOrdered: _step_ordered,
+    fleet.UnitAppeared: lambda s, e, t: _unit(s, e.unit, e.epoch, "seen", t),
+    fleet.UnitAdopted: _unit_adopted,
+    fleet.UnitServed: _unit_served,
+    fleet.UnitDrained: lambda s, e, t: _unit(s, e.unit, e.epoch, "drained", t),
+    fleet.UnitDied: _unit_died,
+    fleet.UnitStopped: lambda s, e, t: _unit(s, e.unit, e.epoch, "stopped", t),
+    plans.OverrideSet: _override_set,
+    plans.OverrideCleared: _override_cleared,
+    plans.CommandAccepted: _command_accepted,
+    plans.ReplanRequested: lambda s, e, t: _needed(s, "operator", "asked by the operator", t),
+    plans.PlanningStarted: _planning_started,
+    plans.PlanAdopted: lambda s, e, t: _answered(_in_force(s, e.solved), e.need_rev),
+    plans.PlanProposed: _plan_proposed,
+    plans.PlanApproved: _plan_approved,
+    plans.PlanRejected: _proposal_closed,
+    plans.ProposalExpired: _proposal_closed,
+    plans.PlanKept: lambda s, e, t: replace(_answered(s, e.need_rev), infeasible="", proposal=None),
+    plans.PlanFoundInfeasible: lambda s, e, t: replace(_answered(s, e.need_rev), infeasible=e.message),
+    plans.PlanningFailed: _planning_failed,
+    fleet.CalibrationChanged: lambda s, e, t: replace(s, calibration={**s.calibration, (e.kind, e.role): e.factor}),
+    plans.PlanReached: lambda s, e, t: replace(s, reached_rev=e.rev, blocked=""),
+    plans.FloorWaived: lambda s, e, t: replace(s, floor_waived_rev=e.rev),
+    plans.MigrationBlocked: lambda s, e, t: replace(s, blocked="; ".join((e.reason, *e.options))),
+    plans.MigrationUnblocked: lambda s, e, t: replace(s, blocked=""),
+    ev.FlowFellSilent: lambda s, e, t: replace(s, flow_silent=True),
+    ev.FlowAnswered: lambda s, e, t: replace(s, flow_silent=False),
+    ev.MilestoneReached: _milestone,
+    ev.RunEndRequested: lambda s, e, t: replace(s, ending=e.reason),
+    ev.RunEnded: _run_ended,
 }
