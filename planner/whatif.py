@@ -17,6 +17,7 @@ from planner.solution import Feasible, Solution
 
 KEYS = ("add", "remove", "eta", "kv", "update", "price.KIND")
 _PER_MACHINE = 8
+_MOST = 100_000  # devices that may be added, as many as a configuration may count in one place
 _COUNTED = re.compile(r"^(\d+)x([^@]+)(?:@(.+))?$")
 _WORDS = {"kv": ("kv_on_update", ("keep", "recompute")), "update": ("update_mode", ("rolling", "pause", "overlapped"))}
 
@@ -140,6 +141,8 @@ def _with_more(problem: Problem, value: str) -> Problem:
     found = _COUNTED.match(value)
     if found is None or int(found[1]) < 1:
         raise _nonsense("devices to add are COUNTxKIND", value, 'such as "8xL40S" or "8xL40S@region"')
+    if int(found[1]) > _MOST:
+        raise _nonsense("more devices than can be planned", value, f"at most {_MOST:,}")
     kinds = {**CATALOGUE, **problem.cluster.kinds}
     if found[2] not in kinds:
         raise _nonsense("no such device kind", found[2], ", ".join(kinds))

@@ -53,6 +53,7 @@ def test_overrides_of_removed_devices_go_with_them() -> None:
         ("grow=2", "unknown change"),
         ("add=8", "COUNTxKIND"),
         ("add=0xH20", "COUNTxKIND"),
+        ("add=100001xH20", "at most 100,000"),
         ("add=8xH21", "no such device kind"),
         ("remove=node9", "nothing to remove"),
         ("remove=3xcompute", "nothing to remove"),
