@@ -95,7 +95,8 @@ def _group_line(cost: CostModel, train: Placement, t: TrainerCost, several: bool
         what = " + ".join(x.replace("_", " ") for x in train.tasks)
     words = [
         f"{what} on {parts}",
-        f"{t.micro_batches} micro-batches" + (", recomputing activations" if t.recompute else ""),
+        f"{t.micro_batches} micro-batch{'' if t.micro_batches == 1 else 'es'}"
+        + (", recomputing activations" if t.recompute else ""),
     ]
     if t.communication_s > 0.02 * t.train_s:
         words.append(f"communication {t.communication_s / t.train_s:.0%} of it")

@@ -249,10 +249,11 @@ def _plan_words(
 
 def _calibration_words(event: fleet.CalibrationChanged) -> Words:
     verb = "generates" if event.role == "rollout" else "trains"
+    devices = f"{event.device_count} device{'' if event.device_count == 1 else 's'}"
     message = (
         f"{event.kind} {verb} at {event.factor:.2f} of the modelled speed, not {event.before:.2f} "
         f"({event.measured_tokens_per_s:,.0f} beside {event.modelled_tokens_per_s:,.0f} tokens/s, {event.samples} samples "
-        f"of {event.device_count} devices); the next plan counts with it"
+        f"of {devices}); the next plan counts with it"
     )
     return Words(message=message)
 
