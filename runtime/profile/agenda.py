@@ -227,7 +227,8 @@ def _engine(kind: str, card: int, models: tuple[str, ...], order: Order) -> list
 
 def _run(run: OwnRun, machine: Machine, names: tuple[str, ...], cards: dict[str, int], order: Order) -> list[Item]:
     """The run's trainer and engine on each kind. On two cards of a kind, on parts of one and on the CPU each works while the other is
-    measured, as in the run, and both are one item; on one whole card they come one after the other."""
+    measured, as in the run, and both are one item; on one whole card they come one after the other, and with two in a hurry, which
+    has time for the trainer but not for vLLM's start."""
     gpu = bool(machine.cards)
     parts = (run.parts or parts_by_default(len(machine.cards))) if gpu else 1
     start = ENGINE_START_S[run.engine] if gpu or run.engine != "torch" else CPU_START_S
@@ -244,7 +245,7 @@ def _run(run: OwnRun, machine: Machine, names: tuple[str, ...], cards: dict[str,
             what = f"the run's {who}, {run.model}"
             return Item(part=part, kind=name, card=card, model=run.model, what=what, seconds=seconds)
 
-        if trained and (parts > 1 or len(alike) > 1 or not gpu):
+        if trained and (parts > 1 or not gpu or (len(alike) > 1 and not order.quick)):
             more_s = AGAIN_S + AGAIN_MAKES * trainer_more_s + engine_more_s if gpu else 3 * CPU_START_S
             seconds = start + trainer_s + engine_s + more_s
             who = f"trainer and engine beside each other, {run.engine}"

@@ -87,6 +87,7 @@ def test_a_runs_own_model_gets_the_time_that_it_takes(params: float, quick: bool
     items = agenda(two, order)
     if quick:
         assert limit_s(items, order) == QUICK_LIMIT_S
+        assert [i.part for i in items[:2]] == ["run_trainer", "run_engine"], "the trainer alone may have the time"
         return
     assert items[0].part == "run_beside"
     assert limit_s(items, order) >= max(LIMIT_S, expected_s(items[:1]))
