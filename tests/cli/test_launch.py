@@ -4,7 +4,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,14 @@ def test_progress_is_told_until_the_run_works(tmp_path: Path) -> None:
     assert main(["down", "--root", str(tmp_path)]) == 0
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT as a terminal's process has it: one that a script starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def _ctrl_c_at(words: str, said: list[str]) -> Callable[[str], None]:
     def say(text: str) -> None:
         said.append(text)
@@ -61,6 +69,7 @@ def _ctrl_c_at(words: str, said: list[str]) -> Callable[[str], None]:
     return say
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_after_ctrl_c_what_goes_on_is_said(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
