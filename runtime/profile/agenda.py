@@ -31,10 +31,8 @@ COMPILE_S, CPU_START_S = 40.0, 4.0
 TRAINER_PARAM_S, ENGINE_PARAM_S = 6e-8, 2e-8
 LIMIT_S = 170.0  # what is not begun by then is left out: a node takes less than three minutes, unless a run's own model is large
 QUICK_LIMIT_S = 60.0
-AGAIN_S, AGAIN_MAKES = (
-    10.0,
-    4 / 3,
-)  # the trainer made once more where both are at work; it compiles while the engine comes up
+# Where both are at work the trainer is made once more, and compiles while the engine comes up.
+AGAIN_S, AGAIN_MAKES = 10.0, 4 / 3
 ENGINE_START_S = {"torch": 2.0, "vllm": 85.0, "vllm-eager": 75.0}
 
 _GPU_GEMM: tuple[Shape, ...] = tuple(
