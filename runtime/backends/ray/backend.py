@@ -35,13 +35,18 @@ logger = logging.getLogger(__name__)
 class RayBackend:
     """`runtime.backends.protocol.Backend`. Made by `runtime.backends.ray.open.open_backend`."""
 
-    def __init__(self, world: World, run: RunInfo, head: RayHead, telemetry: TelemetryAgent) -> None:
+    def __init__(
+        self, world: World, run: RunInfo, head: RayHead, telemetry: TelemetryAgent, *, lived: bool = False
+    ) -> None:
+        """`lived`: the run had a Ray before this backend."""
         self._world, self._run, self._head, self._telemetry = world, run, head, telemetry
         self._new = not groups(world)  # nothing of the run is at work yet
         self._session = head.session if head.owned else None
         self._devices = DeviceView(world.cluster)
         self._observer = Observer(world)
-        self._executor = Executor(world, lambda: self._observer.flow, self._observer.flow_built, self._memory_back)
+        self._executor = Executor(
+            world, lambda: self._observer.flow, self._observer.flow_built, self._memory_back, lived=lived
+        )
         self._finished = threading.Lock()
         self._allotted_s = float("-inf")  # when flow was last told
         self._told: tuple[int, float | None] | None = None  # flow's pid and the price of the fleet it was told

@@ -46,8 +46,9 @@ class BodyNote:
 
 
 class Executor:
-    """Applies steps. `flow_built` is set from when flow answers on; `memory_back(devices, pids)` waits until GPUs show no such
-    process, it may be a no-op."""
+    """Applies steps. `flow_built` is set from when flow answers on; `memory_back(devices)` waits until GPUs show nobody's memory
+    and says which do not. Of a run that `lived` before, nobody here saw whom the GPUs were last used by: each is asked for before
+    its first use."""
 
     def __init__(
         self,
@@ -55,6 +56,8 @@ class Executor:
         flow: Callable[[], Any],
         flow_built: threading.Event,
         memory_back: Callable[[tuple[str, ...]], str],
+        *,
+        lived: bool,
     ) -> None:
         self._world, self._flow, self._flow_built, self._memory_back = world, flow, flow_built, memory_back
         self._lock = threading.Lock()
@@ -64,6 +67,7 @@ class Executor:
         self._quiescing: set[int] = set()
         self._fenced = ""
         self._quarantine: dict[str, str] = {}
+        self._unseen = {d.id for d in world.cluster.devices if lived and world.uses_gpu(d.id)}
         self._tells: list[threading.Thread] = []
 
     def notes(self) -> dict[BodyName, BodyNote]:
@@ -231,10 +235,15 @@ class Executor:
     def _quarantined(self, device: str) -> str:
         """Why a device must not be used; asks again whether its memory has come back."""
         with self._lock:
-            if device not in self._quarantine:
+            if device not in self._quarantine and device not in self._unseen:
                 return ""
+        return self._looked_at(device)
+
+    def _looked_at(self, device: str) -> str:
+        """Quarantine it while its memory is not back; why."""
         why = self._memory_back((device,))
         with self._lock:
+            self._unseen.discard(device)
             if why:
                 self._quarantine[device] = why
             else:
@@ -278,9 +287,7 @@ class Executor:
 
     def _free(self, body: BodyName, gpus: tuple[str, ...]) -> None:
         for gpu in gpus:
-            if why := self._memory_back((gpu,)):
-                with self._lock:
-                    self._quarantine[gpu] = why
+            self._looked_at(gpu)
         remove_group(self._world, body)
         with self._lock:
             self._notes.pop(body, None)

@@ -48,6 +48,7 @@ def open_backend(  # noqa: PLR0917 - the seam between daemon and backend, in the
     """
 
     def attach(run: RunInfo) -> RayBackend:
+        lived = run.ray_address is not None
         head, run = _head(paths, run, cluster, extra_env or {})
         gpus = cards_of(d.id for d in cluster.devices)
         try:
@@ -71,7 +72,7 @@ def open_backend(  # noqa: PLR0917 - the seam between daemon and backend, in the
             parts=parts or Parts(),
             import_path=_import_path(run),
         )
-        backend = RayBackend(world, run, head, TelemetryAgent(*(() if gpus else ("--no-gpus",))))
+        backend = RayBackend(world, run, head, TelemetryAgent(*(() if gpus else ("--no-gpus",))), lived=lived)
         backend.start()
         return backend
 
