@@ -277,6 +277,15 @@ def test_a_failure_is_told_in_its_own_words() -> None:
         drive(made, {})
 
 
+def test_a_failure_that_nobody_had_read_is_told_when_a_command_finds_the_engine_ended() -> None:
+    made = VllmEngine(SPEC, program=TOY)
+    members = group_members(made.process_group)
+    made._process.send({"kind": "nonsense"})
+    assert ended(members) == ()
+    with pytest.raises(RunError, match="does not know this command"):
+        made.limit(1)
+
+
 def test_an_engine_killed_from_outside_is_noticed() -> None:
     made = VllmEngine(SPEC, program=TOY)
     made.load_weights(ref(0))
