@@ -241,7 +241,7 @@ class Disk:
     def write(self, tensors: Mapping[str, Tensor], **which: Any) -> WeightsRef:
         if self._full:
             raise OSError(28, "no space left")
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(60)
         return self._writer.write(tensors, **which)
 
 

@@ -497,9 +497,9 @@ def test_stop_ends_a_wait_for_flow_at_once(tmp_path):
     ended: list[str] = []
     thread = threading.Thread(target=lambda: ended.append(loop.run()))
     thread.start()
-    assert asked.wait(30)
+    assert asked.wait(60)
     loop.stop()
-    thread.join(30)
+    thread.join(60)
     assert ended == ["asked to stop"]
     assert loop.level().phase == "stopped"
 
