@@ -335,7 +335,7 @@ def test_kill_9_of_replica_or_warden_leaves_no_engine(victim: str) -> None:
         assert ended(members if victim == "replica" else engine) == ()
     finally:
         replica.kill()
-        replica.wait(10.0)
+        replica.wait(60.0)
         for m in group_members(group):
             with Watched([m]) as left:
                 left.signal(signal.SIGKILL)
