@@ -344,6 +344,6 @@ def test_children_die_with_a_parent_that_is_killed_hard(spec: VerifierSpec) -> N
     child = int(parent.stdout.readline())
     assert alive(child)
     parent.kill()
-    parent.wait(10)
+    parent.wait(60)
     parent.stdout.close()
     assert gone(child)
