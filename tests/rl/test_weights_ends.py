@@ -12,7 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from runtime.rl.engine.vllm_host.in_place import InPlace
+from runtime.rl.engine.vllm_host.wire import Closed, Line
 from runtime.rl.engine.vllm_host.worker import GenerationReader
+from runtime.rl.types import ChannelMember, ChannelOffer
+from runtime.rl.weights.receiver import WeightsReceiver
 from runtime.rl.weights.sender import WeightsSender
 from tests.rl.test_weights_direct import Source, wait_until
 
@@ -125,6 +128,26 @@ def test_a_process_out_of_descriptors_takes_engines_again_later(sender: WeightsS
         wait_until(lambda: len(sender.members) == 1, "an engine that came later is connected")
     finally:
         reader._hexctl_receiver.stop()
+
+
+def test_an_engine_comes_again_to_a_trainer_that_was_too_busy_to_answer() -> None:
+    member = ChannelMember(replica="a", epoch=1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60.0)
+        offer = ChannelOffer(host="127.0.0.1", port=server.getsockname()[1], token="t", trainer_epoch=1)
+        receiver = WeightsReceiver(offer, member, device=torch.device("cpu"), hello_s=0.3)
+        try:
+            for _ in range(2):
+                end, _address = server.accept()
+                with end:
+                    line = Line(end)
+                    hello = line.receive(60.0)
+                    assert hello is not None
+                    assert (hello["kind"], hello["replica"]) == ("hello", "a")
+                    with pytest.raises(Closed):
+                        line.receive(60.0)  # it goes away by itself
+        finally:
+            receiver.stop()
 
 
 def test_a_closed_channel_takes_nobody(sender: WeightsSender) -> None:
