@@ -38,18 +38,24 @@ def _parent(entry: Path) -> int | None:
 
 
 def wait_gone(
-    marks: Iterable[ProcessMark], timeout_s: float, *, on_left: Callable[[int], None] = lambda left: None
+    marks: Iterable[ProcessMark],
+    timeout_s: float,
+    *,
+    begin: Callable[[], object] = lambda: None,
+    on_left: Callable[[int], None] = lambda left: None,
 ) -> tuple[ProcessMark, ...]:
     """Wait until all have ended, at most `timeout_s` seconds; answers with those that still live.
 
-    `on_left` hears how many are left whenever that changes.
+    `begin` is called once those that live are held: what ends them, however soon. `on_left` hears how many are left, of those
+    that were held, whenever that changes.
     """
     waiting = {fd: m for m in marks if (fd := _handle(m)) is not None}
     poll = select.poll()
     for fd in waiting:
         poll.register(fd, select.POLLIN)
-    deadline = time.monotonic() + timeout_s
     try:
+        begin()
+        deadline = time.monotonic() + timeout_s
         while waiting:
             on_left(len(waiting))
             ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)

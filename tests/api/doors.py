@@ -128,10 +128,10 @@ class Served:
 
     def start(self) -> None:
         self.thread.start()
-        assert self.ready.wait(10)
+        assert self.ready.wait(60)
 
     def put(self, **changes: object) -> None:
-        asyncio.run_coroutine_threadsafe(self.door.put(**changes), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.door.put(**changes), self.loop).result(60)
 
     def end_soon(self) -> None:
         self.loop.call_soon_threadsafe(self.stop.set)
@@ -139,7 +139,7 @@ class Served:
     def end(self) -> None:
         if self.thread.is_alive():
             self.end_soon()
-            self.thread.join(10)
+            self.thread.join(60)
         assert not self.thread.is_alive()
         self.loop.close()
 

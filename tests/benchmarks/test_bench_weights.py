@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.bench_weights import goal_s, main
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_the_goal_by_hand() -> None:

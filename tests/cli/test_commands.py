@@ -137,11 +137,11 @@ def test_events(server: Served, shell: Shell) -> None:
 
 def test_events_are_followed_until_the_daemon_goes(server: Served, shell: Shell) -> None:
     def later() -> None:
-        assert server.door.waiting.wait(10)
+        assert server.door.waiting.wait(60)
         server.door.rows = [EventRow(seq=1, at_s=1001.0, level="warning", kind="k", message="r0 died")]
         server.door.waiting.clear()
         server.put(events=tuple(server.door.rows))
-        assert server.door.waiting.wait(10)  # the next poll: the event has been read
+        assert server.door.waiting.wait(60)  # the next poll: the event has been read
         server.end_soon()
 
     change = threading.Thread(target=later)
@@ -194,12 +194,12 @@ def test_wait_until(server: Served, shell: Shell) -> None:
 
 def test_wait_sees_the_change(server: Served, shell: Shell) -> None:
     def later() -> None:
-        assert server.door.waiting.wait(10)
+        assert server.door.waiting.wait(60)
         server.put(flow=replace(snapshot().flow, steps_done=50))
 
     change = threading.Thread(target=later)
     change.start()
-    assert shell.json("wait", "--until", "step>=50", "--timeout", "20s")["steps_done"] == 50
+    assert shell.json("wait", "--until", "step>=50", "--timeout", "60s")["steps_done"] == 50
     change.join()
 
 

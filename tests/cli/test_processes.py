@@ -31,7 +31,7 @@ def started() -> Iterator[list["subprocess.Popen[str]"]]:
     for p in processes:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(p.pid, signal.SIGKILL)  # with the child, which a test may have left without its parent
-        p.wait(10)
+        p.wait(60)
         assert p.stdout is not None
         p.stdout.close()
 
@@ -85,10 +85,23 @@ def test_waiting_counts_down_and_tells_who_is_left(started: list["subprocess.Pop
         counts.append(left)
         if left == 2:
             os.kill(a.pid, signal.SIGKILL)
+            a.wait(60)
 
     left = wait_gone([marked(a.pid), marked(b.pid)], 0.5, on_left=heard)
     assert [m.pid for m in left] == [b.pid]
     assert counts == [2, 1]
+
+
+def test_what_is_told_to_end_is_waited_for_however_soon_it_ends(started: list["subprocess.Popen[str]"]) -> None:
+    a, _ = start(started, TREE)
+    counts: list[int] = []
+
+    def begin() -> None:
+        os.kill(a.pid, signal.SIGKILL)
+        a.wait(60)
+
+    assert wait_gone([marked(a.pid)], 60.0, begin=begin, on_left=counts.append) == ()
+    assert counts == [1]
 
 
 def test_nothing_to_wait_for() -> None:

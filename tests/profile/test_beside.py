@@ -43,10 +43,10 @@ def test_the_trainer_beside_a_measured_engine_begins_a_turn_a_batch(tmp_path: Pa
         for step in range(WARM_TURNS + 3):
             pace(step)
             assert engine.done.is_set() or time.monotonic() - began >= 0.2 * (step - WARM_TURNS)
-        assert engine.done.wait(60)
+        assert engine.done.wait(120)
         last = time.monotonic()
         pace(10_000)
-        assert time.monotonic() - last < 10, "nobody waits for an engine that was measured"
+        assert time.monotonic() - last < 60, "nobody waits for an engine that was measured"
         assert engine.tables()["engine"]
 
 

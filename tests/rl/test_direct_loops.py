@@ -191,7 +191,15 @@ def fates(direct: DirectPublisher, *given: bool | None) -> None:
 
 
 def test_the_engines_are_first_and_the_disk_follows(tmp_path: Path, direct: DirectPublisher) -> None:
+    """The next batch comes when the disk has caught up: a slow one would get the newest alone."""
     flow = StoredFlow(limit=3)
+
+    def caught_up(call: str) -> None:
+        if call == "next_batch":
+            with direct._changed:
+                assert direct._changed.wait_for(lambda: direct._pending is None and not direct._writing, 60)
+
+    flow.fault = caught_up
     fates(direct, None, True, False, True)  # version 0: nobody is there yet; 2: a transfer fails
     assert a_loop(tmp_path, flow, direct=direct, weights=tmp_path / "weights", eta=4).run() == "stopped by flow"
     assert flow.hellos[0].channel == direct.offer
@@ -241,7 +249,7 @@ class Disk:
     def write(self, tensors: Mapping[str, Tensor], **which: Any) -> WeightsRef:
         if self._full:
             raise OSError(28, "no space left")
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(60)
         return self._writer.write(tensors, **which)
 
 
@@ -258,6 +266,32 @@ def test_a_slow_disk_gets_the_newest_alone(tmp_path: Path, direct: DirectPublish
     slow.close()
     assert written[-1] == 3
     assert len(written) <= 2, "one that was being written when the others came, and the last"
+
+
+def test_a_generation_that_did_not_come_to_disk_is_told_though_a_later_one_did(
+    tmp_path: Path, direct: DirectPublisher
+) -> None:
+    begun = threading.Event()
+
+    class FullOnce(Disk):
+        def write(self, tensors: Mapping[str, Tensor], **which: Any) -> WeightsRef:
+            self._full = not begun.is_set()
+            begun.set()
+            assert self.go_on.wait(60)
+            return super().write(tensors, **which)
+
+    disk = FullOnce(tmp_path / "weights")
+    publisher = DirectPublisher(tmp_path / "weights", direct._sender, bucket_bytes=1000, store=disk)
+    trainer = a_trainer(tmp_path)
+    publisher.keep(trainer, publisher.publish(trainer))
+    assert begun.wait(60)
+    trainer._version = 1
+    publisher.keep(trainer, publisher.publish(trainer))
+    disk.go_on.set()
+    with pytest.raises(OSError, match="no space left"):
+        publisher.finish()
+    publisher.close()
+    assert [g.version for g in list_generations(tmp_path / "weights")] == [1]
 
 
 def test_a_full_disk_ends_the_trainer_loudly(tmp_path: Path, direct: DirectPublisher) -> None:

@@ -341,7 +341,7 @@ def test_everything_acknowledged_is_there_after_kill_9(path: Path) -> None:
         acknowledged = int(writer.stdout.readline())
     os.kill(writer.pid, signal.SIGKILL)
     acknowledged = int(([str(acknowledged), *writer.stdout.read().split()])[-1])
-    writer.wait(10)
+    writer.wait(60)
     writer.stdout.close()
     ledger = Ledger(path)
     tokens = ledger.tokens(SampleId(0, 0))

@@ -480,9 +480,9 @@ def test_in_a_thread_with_real_waits() -> None:
     loop = ReplicaLoop(ToyEngine(VirtualClock()), Direct(), replica="r0", epoch=1)
     thread = threading.Thread(target=loop.run)
     thread.start()
-    assert done.wait(20)
+    assert done.wait(60)
     loop.stop()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert loop.level().phase == "stopped"
 

@@ -120,7 +120,7 @@ def test_three_replicas_equal_one_plain_loop(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     config = _config()
     world = ThreadWorld(config, tmp_path, replicas=3, verify=_closeness)
-    world.run(deadline_s=120)
+    world.run(deadline_s=240)
     plain = PlainLoop(config)
     assert len(world.batches) == STEPS
     for i, batch in enumerate(world.batches):
@@ -144,7 +144,7 @@ def test_the_comparison_can_fail(tmp_path: Path) -> None:
     config = _config(warmup_steps=0)
     config = config.model_copy(update={"run": config.run.model_copy(update={"steps": 2})})
     world = ThreadWorld(config, tmp_path, replicas=1, verify=_closeness)
-    world.run(deadline_s=60)
+    world.run(deadline_s=240)
     plain = PlainLoop(config)
     for i in range(2):
         plain.step(i)
@@ -160,7 +160,7 @@ def test_with_slack_nothing_trained_is_older_than_eta(tmp_path: Path, eta: int) 
     torch.set_num_threads(1)
     config = _config(eta=eta)
     world = ThreadWorld(config, tmp_path, replicas=2, verify=_closeness)
-    world.run(deadline_s=120)
+    world.run(deadline_s=240)
     for batch in world.batches:
         for s in batch.samples:
             assert all(w == float(batch.step - v <= eta) for w, v in zip(s.weights, s.versions, strict=True))

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from runtime.rl.engine.vllm_host.in_place import InPlace
+from runtime.rl.engine.vllm_host.wire import Closed, Line
 from runtime.rl.engine.vllm_host.worker import GenerationReader
+from runtime.rl.types import ChannelMember, ChannelOffer
+from runtime.rl.weights.receiver import WeightsReceiver
 from runtime.rl.weights.sender import WeightsSender
 from tests.rl.test_weights_direct import Source, wait_until
 
@@ -23,7 +26,7 @@ LATE_S = 0.5  # for what must not happen to happen
 @pytest.fixture
 def sender() -> Iterator[WeightsSender]:
     made = WeightsSender(
-        host="127.0.0.1", trainer_epoch=1, device=torch.device("cpu"), bucket_bytes=100_000, deadline_s=20.0
+        host="127.0.0.1", trainer_epoch=1, device=torch.device("cpu"), bucket_bytes=100_000, deadline_s=120.0
     )
     yield made
     made.close()
@@ -89,7 +92,7 @@ def test_the_next_generation_waits_for_a_swap_that_has_begun(sender: WeightsSend
     shapes = [(s.name, s.shape) for s in Source(1, size=SIZE).weight_specs()]
     assert worker.hexctl_swap(ref, shapes)[0] == ""
     assert worker.model_runner.model.holds(1)
-    nxt.join(20.0)
+    nxt.join(60.0)
     wait_until(lambda: arrived(worker) == 2, "the next one came")
 
 
@@ -112,7 +115,7 @@ def test_a_process_out_of_descriptors_takes_engines_again_later(sender: WeightsS
             threading.Event().wait(LATE_S)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        first.settimeout(10.0)
+        first.settimeout(60.0)
         first.sendall(b"\0\0\0\x02{}")  # no hello
         assert first.recv(1) in (b"", b"\0")  # it was heard
     reader = GenerationReader()
@@ -127,7 +130,27 @@ def test_a_process_out_of_descriptors_takes_engines_again_later(sender: WeightsS
         reader._hexctl_receiver.stop()
 
 
+def test_an_engine_comes_again_to_a_trainer_that_was_too_busy_to_answer() -> None:
+    member = ChannelMember(replica="a", epoch=1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60.0)
+        offer = ChannelOffer(host="127.0.0.1", port=server.getsockname()[1], token="t", trainer_epoch=1)
+        receiver = WeightsReceiver(offer, member, device=torch.device("cpu"), hello_s=0.3)
+        try:
+            for _ in range(2):
+                end, _address = server.accept()
+                with end:
+                    line = Line(end)
+                    hello = line.receive(60.0)
+                    assert hello is not None
+                    assert (hello["kind"], hello["replica"]) == ("hello", "a")
+                    with pytest.raises(Closed):
+                        line.receive(60.0)  # it goes away by itself
+        finally:
+            receiver.stop()
+
+
 def test_a_closed_channel_takes_nobody(sender: WeightsSender) -> None:
     sender.close()
     with pytest.raises(OSError, match="refused"):
-        socket.create_connection((sender.offer.host, sender.offer.port), timeout=5)
+        socket.create_connection((sender.offer.host, sender.offer.port), timeout=60)

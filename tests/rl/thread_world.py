@@ -138,7 +138,7 @@ class ThreadWorld:
             loop.stop()
         self._to_verify.put(None)
         for t in threads:
-            t.join(10)
+            t.join(60)
         if failures:
             raise failures[0]
         assert not stuck, f"no end within {deadline_s} s: {self.flow.status()}"

@@ -36,7 +36,7 @@ from runtime.rl.types import (
 from runtime.rl.weights.sealed import TensorEntry
 from tests.rl.flow_desk import Desk, whole
 
-QUICK = RetryTiming(first_s=0.001, most_s=0.002, deadline_s=0.05)
+QUICK = RetryTiming(first_s=0.001, most_s=0.002)
 SHAPES = {
     "model_type": "qwen3",
     "vocab_size": 24,

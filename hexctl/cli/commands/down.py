@@ -59,16 +59,16 @@ def _orderly(root: Path, run: RunInfo) -> bool:
         if run.ray_owned
         else [m for m in (run.daemon,) if m]
     )
-    everything = descendants(marks)
+    progress = Progress()
     try:
-        result = send(root, run.id, name="down")
+        left = wait_gone(
+            descendants(marks),
+            ORDERLY_S,
+            begin=lambda: say(send(root, run.id, name="down").message),
+            on_left=lambda n: progress(f"waiting for {counted(n, 'process', 'processes')} to end"),
+        )
     except UnreachableError:
         return False
-    say(result.message)
-    progress = Progress()
-    left = wait_gone(
-        everything, ORDERLY_S, on_left=lambda n: progress(f"waiting for {counted(n, 'process', 'processes')} to end")
-    )
     progress.done()
     if left:
         raise DeadlineError(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class EngineProcess:
         raise self.hung(doing, deadline_s)
 
     def check(self) -> None:
-        """RunError when it has ended; without reading what it says."""
+        """RunError when it has ended; nothing that it says is read while it lives."""
         if self._group.ended() is not None:
             raise self._ended()
 
@@ -112,6 +113,17 @@ class EngineProcess:
         return DeadlineError(f"the engine did not {doing}{after}; its processes are ended")
 
     def _ended(self) -> RunError:
-        """The stream is over. What it wrote before it ended says more than that."""
+        """The stream is over. What it told or wrote before it ended says more than that."""
+        failure = self._told_failure()
         self.close()
+        if failure is not None:
+            return failure
         return RunError("the engine's process ended", got=f"group {self._group.pid}", hint="its last words are above")
+
+    def _told_failure(self) -> RunError | None:
+        """The failure that it told, which may lie unread where it ended before a command came."""
+        with suppress(Closed):
+            while (message := self._line.receive(0.0)) is not None:
+                if message["kind"] == "failed":
+                    return RunError("the engine failed", got=message["error"])
+        return None

@@ -151,7 +151,9 @@ class RewardPool:
                 wait_s = min(2 * wait_s, LAST_RETRY_S)
                 continue
             self._children[worker] = child
-            return child
+            if not self._closing.is_set():
+                return child
+            child.kill()  # `close` may have looked before it was there
         return None
 
     def _result(self, item: RewardItem, reward: float, error: str, started: float) -> RewardResult:

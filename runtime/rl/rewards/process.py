@@ -15,6 +15,7 @@ from runtime.rl.rewards.items import RewardItem
 from runtime.rl.rewards.verifiers import VerifierSpec
 
 MOST_LINE_BYTES = 2**20  # a child that says more in one line is not ours
+ENDING_S = 10.0  # from the end of what it says to its own
 
 
 class ChildLost(RunError):
@@ -129,7 +130,7 @@ class VerifierChild:
 
     def _ending(self) -> str:
         """How it ended, in words."""
-        code = self._group.ended(1.0)
+        code = self._group.ended(ENDING_S)
         if code is None:
             return "closed its pipe"
         return f"signal {-code}" if code < 0 else f"exit code {code}"

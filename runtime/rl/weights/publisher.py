@@ -174,7 +174,7 @@ class DirectPublisher:
             except BaseException as e:  # noqa: BLE001 - raised again in the loop's thread
                 failure = e
             with self._changed:
-                self._writing, self._failure = False, failure
+                self._writing, self._failure = False, self._failure or failure
                 self._spare.append(copy.flat)
                 if failure is None:
                     self._stored.append(copy.ref)

@@ -57,10 +57,18 @@ class WeightsReceiver:
     """Follows one offer until `stop`. Its thread connects again whenever the trainer drops it."""
 
     def __init__(
-        self, offer: ChannelOffer, member: ChannelMember, *, device: torch.device, spare: int = SPARE_BYTES
+        self,
+        offer: ChannelOffer,
+        member: ChannelMember,
+        *,
+        device: torch.device,
+        spare: int = SPARE_BYTES,
+        hello_s: float = HELLO_S,
     ) -> None:
-        """`spare`: bytes of a GPU's memory that the second buffer leaves free; where it cannot, it is in host memory."""
+        """`spare`: bytes of a GPU's memory that the second buffer leaves free; where it cannot, it is in host memory. `hello_s`: how
+        long the trainer may take to answer before this end connects again."""
         self.offer, self._member, self._device, self._spare = offer, member, device, spare
+        self._hello_s = hello_s
         self._lock = threading.Condition()  # held while the second buffer is read by a swap, or given up
         self._received: Received | None = None
         self._claimed_until = 0.0  # monotonic seconds; until then what was received is not given up
@@ -141,16 +149,18 @@ class WeightsReceiver:
 
     def _follow(self) -> None:
         """One connection, to its end."""
-        with socket.create_connection((self.offer.host, self.offer.port), timeout=HELLO_S) as end:
+        with socket.create_connection((self.offer.host, self.offer.port), timeout=self._hello_s) as end:
             self._socket = end
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             host = str(end.getsockname()[0])
             line = Line(end)
             member = {k: getattr(self._member, k) for k in ChannelMember.__dataclass_fields__}
             line.send({"kind": "hello", "token": self.offer.token, **member})
-            answer = line.receive(HELLO_S)
-            if answer is None or answer["kind"] != "welcome":
-                raise _Refused("the trainer refuses", got=None if answer is None else answer.get("why"))
+            answer = line.receive(self._hello_s)
+            if answer is None:
+                raise RunError("the trainer does not answer", got=f"{self._hello_s:g} s")
+            if answer["kind"] != "welcome":
+                raise _Refused("the trainer refuses", got=answer.get("why"))
             layout: Layout | None = None
             prepared: Message = {}
             while not self._stopped.is_set():

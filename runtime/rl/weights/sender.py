@@ -180,7 +180,8 @@ class WeightsSender:
         try:
             hello = line.receive(HELLO_S)
             why = self._objection(hello)
-            line.send({"kind": "refused", "why": why} if why else {"kind": "welcome"})
+            if hello is not None:  # else it may come again, and be quicker
+                line.send({"kind": "refused", "why": why} if why else {"kind": "welcome"})
         except (RunError, ValueError, KeyError) as e:
             why = f"{type(e).__name__}: {e}"
         if why or hello is None:

@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-TRACKER_S = 2.0  # for resource trackers to remove what the killed ones left
+TRACKER_S = 10.0  # for resource trackers to remove what the killed ones left
 _PR_SET_PDEATHSIG = 1
 
 
