@@ -17,7 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 from runtime.errors import DeadlineError, RunError
 from runtime.telemetry.reading import Report, Watch, to_plain
 
-SILENCE_S = 10.0
+START_S = 60.0  # until the first report: its process and imports, on a loaded machine
+SILENCE_S = 10.0  # from then on
 BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 logger = logging.getLogger(__name__)
 
@@ -60,9 +61,9 @@ def report_once(*, deadline_s: float = 15.0) -> Report:
 class TelemetryAgent:
     """A running agent. `newest()` never waits."""
 
-    def __init__(self, *flags: str) -> None:
-        """`flags` are the agent's own, such as "--no-gpus"."""
-        self._flags = flags
+    def __init__(self, *flags: str, silence_s: float = SILENCE_S) -> None:
+        """`flags` are the agent's own, such as "--no-gpus". One that reported and is silent for so long is started again."""
+        self._flags, self._silence_s = flags, silence_s
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._report: Report | None = None
@@ -148,7 +149,7 @@ class TelemetryAgent:
         heard = False
         while True:
             try:
-                line = lines.get(timeout=SILENCE_S)
+                line = lines.get(timeout=self._silence_s if heard else START_S)
             except queue.Empty:
                 return heard
             if not line:

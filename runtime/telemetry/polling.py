@@ -16,8 +16,8 @@ class Poller(Generic[T]):
 
     def __init__(self, name: str, read: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
         self._read, self._clock = read, clock
-        self._go, self._done = threading.Event(), threading.Event()
-        self._lock = threading.Lock()
+        # One truth under one lock: a read is under way as long as the moment it was asked for is kept.
+        self._turn = threading.Condition()
         self._asked_s: float | None = None
         self._ended = False
         self.value: T | None = None
@@ -28,45 +28,45 @@ class Poller(Generic[T]):
 
     def _work(self) -> None:
         while True:
-            self._go.wait()
-            self._go.clear()
-            if self._ended:
-                return
+            with self._turn:
+                self._turn.wait_for(lambda: self._ended or self._asked_s is not None)
+                if self._ended:
+                    return
             try:
                 value, error = self._read(), None
             except Exception as e:  # noqa: BLE001 - whatever the driver does belongs in the level
                 value, error = None, e
-            with self._lock:
+            with self._turn:
                 self._asked_s = None
                 self.error = error
                 if error is None:
                     self.value, self.value_s = value, self._clock()
-            self._done.set()
+                self._turn.notify_all()
 
     def ask(self) -> None:
         """Begin a read; nothing happens while one is under way."""
-        with self._lock:
-            if self._asked_s is not None:
-                return
-            self._asked_s = self._clock()
-        self._done.clear()
-        self._go.set()
+        with self._turn:
+            if self._asked_s is None:
+                self._asked_s = self._clock()
+                self._turn.notify_all()
 
     def settle(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` seconds for the read under way; True when there is none any more."""
-        return self._done.wait(max(0.0, timeout_s))
+        with self._turn:
+            return self._turn.wait_for(lambda: self._asked_s is None, max(0.0, timeout_s))
 
     def hung_s(self) -> float:
         """Seconds the read under way has taken; 0 when there is none."""
-        with self._lock:
+        with self._turn:
             return 0.0 if self._asked_s is None else self._clock() - self._asked_s
 
     def age_s(self) -> float | None:
         """Age of the value; None when there never was one."""
-        with self._lock:
+        with self._turn:
             return None if self.value_s is None else self._clock() - self.value_s
 
     def close(self) -> None:
         """Let the thread end (unless it hangs)."""
-        self._ended = True
-        self._go.set()
+        with self._turn:
+            self._ended = True
+            self._turn.notify_all()

@@ -24,9 +24,7 @@ def wait(process: PlanningProcess, seconds: float = 60.0) -> PlanningResult:
     """Poll until there is a result, waiting on the pipe in between."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        before = time.monotonic()
         result = process.poll()
-        assert time.monotonic() - before < 2.0, "a poll never waits"
         if result is not None:
             return result
         if process._pipe is not None:
@@ -98,7 +96,9 @@ def test_past_its_deadline_it_is_killed_and_the_last_incumbent_stands(incumbents
     pid = process.pid
     assert pid is not None
     clock.now_s = 5.9
-    assert process.poll() is None
+    began = time.monotonic()
+    assert [process.poll() for _ in range(1000)] == [None] * 1000
+    assert time.monotonic() - began < 60, "a poll never waits"
     clock.now_s = 6.1
     result = process.poll()
     assert result is not None
@@ -131,7 +131,7 @@ def wait_gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([fd], [], [], 10)[0])
+        return bool(select.select([fd], [], [], 60)[0])
     finally:
         os.close(fd)
 
@@ -151,5 +151,5 @@ def test_the_child_needs_neither_torch_nor_ray() -> None:
         "import sys; import runtime.planning.child, planner; planner.solve;"
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'ray', 'textual', 'transformers'}))"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200)
     assert out.stdout.strip() == "[]"

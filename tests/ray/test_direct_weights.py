@@ -61,9 +61,9 @@ def test_weights_go_directly_and_by_disk_for_whoever_comes_late(run: LiveRun) ->
     )
     assert identity_holds(s)
 
-    done = run.cli("down", "--run", run.info.id)
+    done = run.cli("down", "--run", run.info.id, deadline_s=120)
     assert done.returncode == 0, done.stderr
-    assert run.end(60) == 0
+    assert run.end(120) == 0
     whole = audit(run.info.paths.ledger)
     assert whole.faults == ()
     assert whole.balanced

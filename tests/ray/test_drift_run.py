@@ -117,7 +117,7 @@ def test_a_run_moves_its_trainer_off_a_device_that_became_slow(run: LiveRun, tmp
 
     print(f"paced, trained tokens/s: {fine:.0f} before, {cut:.0f} cut, {moved:.0f} moved, {back:.0f} back")
     assert run.cli("down", "--run", run.info.id).returncode == 0
-    assert run.end(60) == 0
+    assert run.end(120) == 0
     whole = audit(run.info.paths.ledger)
     assert whole.faults == ()
     assert whole.balanced

@@ -122,9 +122,9 @@ def test_a_trainer_of_two_ranks_survives_the_death_of_one_and_goes_on_with_fewer
     s = run.until(lambda s: steps(s) >= before + 2, "steps of one rank", deadline_s=WAIT_S)
     assert identity_holds(s)
 
-    done = run.cli("down", "--run", run.info.id)
+    done = run.cli("down", "--run", run.info.id, deadline_s=120)
     assert done.returncode == 0, done.stderr
-    assert run.end(60) == 0
+    assert run.end(120) == 0
     assert trainer_ranks(run) == {}
     whole = audit(run.info.paths.ledger)
     assert whole.faults == ()

@@ -95,7 +95,7 @@ def test_the_run_goes_on_whatever_happens_to_it(run: LiveRun) -> None:
     assert run.daemon is not None
     alive = {name: (pid, start_ticks(pid)) for name, pid in pids(s).items()}
     run.daemon.kill()
-    run.daemon.wait(10)
+    run.daemon.wait(60)
     made = len(run.metrics())
     _until_lines(run, made + 3)
     run.start("--run", run.info.id)
@@ -109,9 +109,9 @@ def test_the_run_goes_on_whatever_happens_to_it(run: LiveRun) -> None:
 
     # The end, as typed.
     left = [pid for pid, _ in alive.values()]
-    done = run.cli("down", "--run", run.info.id)
+    done = run.cli("down", "--run", run.info.id, deadline_s=120)
     assert done.returncode == 0, done.stderr
-    assert run.end(60) == 0
+    assert run.end(120) == 0
     assert run.info.state == "ended"
     assert [pid for pid in left if start_ticks(pid) is not None] == []
     whole = audit(run.info.paths.ledger)

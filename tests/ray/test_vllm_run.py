@@ -105,7 +105,7 @@ def test_a_run_generates_with_vllm_and_outlives_its_replica(run: LiveRun) -> Non
     engine = group_members(engine_group(replica))
     done = run.cli("down", "--run", run.info.id, deadline_s=90)
     assert done.returncode == 0, done.stderr
-    assert run.end(60) == 0
+    assert run.end(120) == 0
     with Watched(engine) as watched:
         assert watched.wait(10.0) == ()
     whole = audit(run.info.paths.ledger)

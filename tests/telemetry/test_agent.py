@@ -1,6 +1,7 @@
 """The agent as a process: reports, death of either side, silence of the driver."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,8 +18,8 @@ from runtime.telemetry.client import TelemetryAgent, parse, report_once
 from runtime.telemetry.reading import Report, Watch
 
 
-def until(condition: Callable[[], bool], deadline_s: float = 15.0) -> None:
-    """Wait for a condition."""
+def until(condition: Callable[[], bool], deadline_s: float = 100.0) -> None:
+    """Wait for a condition; on a busy machine an agent needs seconds for its imports."""
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, f"not within {deadline_s} s"
@@ -51,9 +52,7 @@ def test_reports_name_watched_processes_and_age(tmp_path: Path) -> None:
         assert report.host.disk_free_bytes is not None
         assert report.host.memory_total_bytes is not None
         assert (report.library, report.gpus) == ("off", ())
-        _, age = agent.newest()
-        assert age is not None
-        assert age < 5
+        until(lambda: (agent.newest()[1] or math.inf) < 0.5)  # a report is young when it comes
     finally:
         agent.close()
 
@@ -75,6 +74,15 @@ def test_a_killed_agent_is_started_again_and_told_what_to_watch(tmp_path: Path) 
         agent.close()
 
 
+def test_an_agent_that_is_slow_to_start_is_let_start() -> None:
+    """Its imports take longer than it may be silent later: it is not killed, again and again, before its first report."""
+    agent = TelemetryAgent("--no-gpus", "--every=0.1", silence_s=0.02)
+    try:
+        heard(agent, lambda _: True)
+    finally:
+        agent.close()
+
+
 @pytest.mark.kill
 def test_an_agent_dies_with_its_parent() -> None:
     """Kill -9 the parent: no orphan goes on polling."""
@@ -89,7 +97,7 @@ def test_an_agent_dies_with_its_parent() -> None:
     child = mark(int(parent.stdout.readline()))
     assert isinstance(child, ProcessMark)
     parent.kill()
-    parent.wait(10)
+    parent.wait(60)
     until(lambda: not alive(child))
 
 
@@ -103,14 +111,14 @@ def test_closing_ends_the_child() -> None:
 
 def test_discovery_without_a_driver_says_so() -> None:
     """One report, on a machine with a driver or without; stdout of the child is nothing but that report."""
-    report = report_once()
+    report = report_once(deadline_s=100.0)
     assert report.library == "ok" or report.message
     env = {**os.environ, "HEXCTL_NVML": "/nowhere/libnvidia-ml.so.1"}
     done = subprocess.run(
         [sys.executable, "-m", "runtime.telemetry.agent", "--once"],
         env=env,
         capture_output=True,
-        timeout=30,
+        timeout=100,
         check=True,
     )
     lines = done.stdout.splitlines()

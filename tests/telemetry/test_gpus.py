@@ -1,7 +1,9 @@
 """Reading GPUs: what is missing stays missing, what hangs holds up nobody, what is gone is told from what is silent."""
 
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +15,14 @@ from hypothesis import strategies as st
 from planner.record import replace
 from runtime.telemetry.gpus import GpuLevel, GpuWatch
 from runtime.telemetry.nvml import Nvml, NvmlProblem
+from runtime.telemetry.polling import Poller
 from runtime.telemetry.reading import GpuReading
 from runtime.telemetry.throttle import decode
 
 NOT_SUPPORTED = -1000 - FakeNvml.NVML_ERROR_NOT_SUPPORTED
 UNKNOWN = -1000 - FakeNvml.NVML_ERROR_UNKNOWN
 NOT_FOUND = -1000 - FakeNvml.NVML_ERROR_NOT_FOUND
+LIMIT_S = 60.0
 
 
 class Clock:
@@ -37,13 +41,29 @@ def read(card: CardFacts) -> GpuReading:
     return nvml.read(nvml.enumerate()[0])
 
 
+def watching(open_library: Callable[[], Any], clock: Clock | None = None) -> GpuWatch:
+    """A watch whose poll has read everything when it returns, however seldom the readers get their turn: nothing hangs here."""
+    return GpuWatch(open_library, clock or Clock(), settle_s=LIMIT_S)
+
+
 def polled(watch: GpuWatch, wanted: Callable[[GpuLevel], bool]) -> GpuLevel:
     """Poll until the level is as wanted; readings come from threads, so the first poll may be too early."""
-    for _ in range(200):
-        level = watch.poll()
-        if wanted(level):
-            return level
-    pytest.fail(f"never seen; last: {level}")
+    end = time.monotonic() + LIMIT_S
+    while not wanted(level := watch.poll()):
+        assert time.monotonic() < end, f"never seen; last: {level}"
+    return level
+
+
+class Hang(threading.Event):
+    """A driver's call that hangs until it is set; `reached` says that somebody is in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.reached.set()
+        return super().wait(timeout)
 
 
 def test_a_real_card_idle_and_busy() -> None:
@@ -168,7 +188,7 @@ def test_a_mismatch_ends_without_a_restart() -> None:
     """Five polls with another library version, then it fits: degraded, then live, in the same process."""
     fake = FakeNvml(BUSY)
     fake.errors["nvmlInit"] = FakeNvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-    watch = GpuWatch(lambda: fake)
+    watch = watching(lambda: fake)
     for _ in range(5):
         assert polled(watch, lambda v: v.library != "off").library == "version-mismatch"
     fake.errors.clear()
@@ -191,7 +211,7 @@ def test_ten_thousand_reads_open_the_library_once() -> None:
 def test_access_lost_is_initialised_again_without_a_leak() -> None:
     """A container that loses its GPUs: the last figures stay with an age, every retry gives back what it took."""
     fake, clock = FakeNvml(BUSY), Clock()
-    watch = GpuWatch(lambda: fake, clock)
+    watch = watching(lambda: fake, clock)
     polled(watch, lambda v: bool(v.gpus) and v.gpus[0].age_s is not None)
     fake.errors["nvmlDeviceGetCount"] = FakeNvml.NVML_ERROR_UNKNOWN
     clock.now += 7
@@ -207,13 +227,13 @@ def test_access_lost_is_initialised_again_without_a_leak() -> None:
 
 def test_one_hung_card_holds_up_nobody() -> None:
     """Card 3's driver call never returns: the others go on, its row says for how long, its last figures stay."""
-    hang = threading.Event()
+    hang = Hang()
     cards = [replace(BUSY, uuid=f"GPU-{i}", bus=f"0:{i}") for i in range(4)]
     fake, clock = FakeNvml(*cards), Clock()
     watch = GpuWatch(lambda: fake, clock, settle_s=0.2)
     polled(watch, lambda v: len(v.gpus) == 4 and all(g.age_s is not None for g in v.gpus))
     fake.cards[3] = replace(cards[3], gpu=hang)
-    watch.poll()
+    polled(watch, lambda _: hang.reached.is_set())
     clock.now += 12
     level = polled(watch, lambda v: all(g.age_s == 0.0 for g in v.gpus[:3]))
     assert level.gpus[3].note == "driver not answering 12 s"
@@ -230,7 +250,7 @@ def test_a_hung_enumeration_is_silence_not_loss() -> None:
     fake, clock = FakeNvml(BUSY), Clock()
     watch = GpuWatch(lambda: fake, clock, settle_s=0.1)
     polled(watch, lambda v: bool(v.gpus))
-    hang = threading.Event()
+    hang = Hang()
     original = fake.nvmlDeviceGetCount
 
     def hanging() -> int:
@@ -238,7 +258,7 @@ def test_a_hung_enumeration_is_silence_not_loss() -> None:
         return original()
 
     fake.nvmlDeviceGetCount = hanging  # type: ignore[method-assign]
-    watch.poll()
+    polled(watch, lambda _: hang.reached.is_set())
     clock.now += 5
     level = watch.poll()
     assert level.library == "error"
@@ -247,11 +267,29 @@ def test_a_hung_enumeration_is_silence_not_loss() -> None:
     hang.set()
 
 
+def test_who_has_waited_for_a_read_finds_none_under_way() -> None:
+    """Also when it was asked for in the moment in which the one before ended."""
+    switch_s, short = sys.getswitchinterval(), threading.Event()
+    poller = Poller("x", lambda: short.wait(0.001))
+    sys.setswitchinterval(1e-6)  # threads take turns wherever they can
+    try:
+        for _ in range(300):
+            poller.ask()
+            while poller.hung_s():
+                pass
+            poller.ask()
+            assert poller.settle(LIMIT_S)
+            assert poller.hung_s() == 0.0
+    finally:
+        sys.setswitchinterval(switch_s)
+        poller.close()
+
+
 def test_identity_is_the_uuid_not_the_index() -> None:
     """Card 1 leaves, so that card 2 gets its index: both rows keep their identity, one is gone."""
     cards = [replace(BUSY, uuid=f"GPU-{c}", temperature=40 + i) for i, c in enumerate("abc")]
     fake = FakeNvml(*cards)
-    watch = GpuWatch(lambda: fake)
+    watch = watching(lambda: fake)
     polled(watch, lambda v: len(v.gpus) == 3 and all(g.age_s is not None for g in v.gpus))
     fake.cards = [cards[0], cards[2]]
     level = polled(watch, lambda v: any(g.present is False for g in v.gpus))
@@ -264,7 +302,7 @@ def test_identity_is_the_uuid_not_the_index() -> None:
 def test_a_card_that_fell_off_the_bus_says_so() -> None:
     lost: Any = -1000 - FakeNvml.NVML_ERROR_GPU_IS_LOST
     fake = FakeNvml(BUSY)
-    watch = GpuWatch(lambda: fake)
+    watch = watching(lambda: fake)
     polled(watch, lambda v: bool(v.gpus) and v.gpus[0].age_s is not None)
     fake.cards[0] = replace(BUSY, gpu=lost)
     level = polled(watch, lambda v: v.gpus[0].present is False)
@@ -272,7 +310,7 @@ def test_a_card_that_fell_off_the_bus_says_so() -> None:
 
 
 def test_no_card_is_said() -> None:
-    level = polled(GpuWatch(FakeNvml), lambda v: v.library == "ok")
+    level = polled(watching(FakeNvml), lambda v: v.library == "ok")
     assert level.message == "the driver shows no GPU"
 
 
@@ -295,7 +333,7 @@ def test_rows_of_memory_that_wait_to_be_remapped_are_said(rows: Any, words: str)
 
 def test_remapped_rows_are_asked_for_now_and_then_and_seen_in_the_level() -> None:
     lib = FakeNvml(replace(BUSY, rows=(0, 1, 1, 0)))
-    watch = GpuWatch(lambda: lib)
+    watch = watching(lambda: lib)
     level = polled(watch, lambda v: len(v.gpus) == 1 and v.gpus[0].age_s is not None)
     assert "needs a reset" in level.gpus[0].note
     nvml = Nvml(lib)
@@ -331,7 +369,7 @@ def test_instances_come_go_and_have_the_figures_they_have() -> None:
     """Cut anew between two polls: no error, the new ones are there, those that went are said to be gone."""
     divided = replace(BUSY, mig=[1, 1], gpu=NOT_SUPPORTED, instances=(an_instance(1), None, an_instance(2)))
     lib = FakeNvml(divided)
-    watch = GpuWatch(lambda: lib)
+    watch = watching(lambda: lib)
     level = polled(watch, lambda v: len(v.gpus) == 3 and all(g.age_s is not None for g in v.gpus))
     assert [g.id for g in level.gpus] == [BUSY.uuid, "MIG-1", "MIG-2"]
     card, one, two = level.gpus
@@ -349,7 +387,7 @@ def test_instances_come_go_and_have_the_figures_they_have() -> None:
 @pytest.mark.parametrize("code", [FakeNvml.NVML_ERROR_RESET_REQUIRED, FakeNvml.NVML_ERROR_GPU_IS_LOST])
 def test_a_card_that_fails_at_the_question_for_mig_harms_no_other(code: int) -> None:
     lib = FakeNvml(replace(BUSY, uuid="GPU-bad", mig=-1000 - code), replace(IDLE, uuid="GPU-good"))
-    watch = GpuWatch(lambda: lib)
+    watch = watching(lambda: lib)
     for _ in range(3):
         level = polled(watch, lambda v: len(v.gpus) == 2 and all(g.age_s is not None for g in v.gpus))
         assert level.library == "ok"

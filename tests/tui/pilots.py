@@ -17,8 +17,8 @@ WIDE, NARROW = (140, 45), (80, 24)
 
 
 async def until(pilot: Pilot[int], holds: Callable[[], bool]) -> None:
-    """Let the application run until `holds`; fails after ten seconds."""
-    async with asyncio.timeout(10):
+    """Let the application run until `holds`; fails after a minute, which a busy machine may need."""
+    async with asyncio.timeout(60):
         while not holds():
             await pilot.pause()
 

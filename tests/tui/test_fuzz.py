@@ -53,7 +53,7 @@ async def press_at_random(keys: int, seed: int) -> FakeSource:
     app = app_on(source)
     usable = [k for k in EVERY_KEY if k not in LEAVING]
     async with app.run_test(size=(80, 24)) as pilot:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not isinstance(app.screen, MainScreen) or app._snapshot is None:
                 await pilot.pause()
         for i in range(keys):

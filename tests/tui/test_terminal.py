@@ -20,7 +20,8 @@ import pytest
 from hexctl.tui.terminal import RESTORE, wants_ascii
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 30.0
+LIMIT_S = 100.0  # a busy machine imports for long
+LAST = b"<all read>"
 
 
 class Terminal:
@@ -69,8 +70,11 @@ class Terminal:
         while self.process.poll() is None:
             assert time.monotonic() < deadline, "does not end"
             self.read(0.1)
-        while self.read(0.1):
-            pass
+        os.write(self._slave, LAST)  # behind everything the process wrote, however late that comes through
+        while not self.output.endswith(LAST):
+            assert time.monotonic() < deadline, "its last words do not come through"
+            self.read(0.2)
+        self.output = self.output.removesuffix(LAST)
         return self.process.returncode
 
     def close(self) -> None:

@@ -110,13 +110,14 @@ class Work:
         try:
             how = self._run(self._ready)
         except BaseException as e:  # noqa: BLE001 - the level must say so whatever it is
+            # The log first: who sees the phase, and may end this process for it, finds what it says there.
             self._reason = in_words(e)
-            self._phase = "failed"
             log.error("failed: %s\n%s", self._reason, traceback.format_exc())
+            self._phase = "failed"
         else:
             self._reason = how
-            self._phase = "ended"
             log.info("ended: %s", how)
+            self._phase = "ended"
 
     def _ready(self, gauge: Callable[[], Gauge] = Gauge) -> None:
         heap.settle()
