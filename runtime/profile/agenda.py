@@ -147,10 +147,11 @@ def expected_s(items: tuple[Item, ...]) -> float:
 
 
 def limit_s(items: tuple[Item, ...], order: Order) -> float:
-    """Seconds after which no item is begun. A run's own model gets what it takes, since plans rest on it."""
+    """Seconds after which no item is begun. A run's own model gets what it takes, since plans rest on it; where that is more than all
+    else may take, so does what follows it."""
     if order.quick:
         return QUICK_LIMIT_S
-    return max(LIMIT_S, sum(i.seconds for i in items if i.part in OWN))
+    return expected_s(items) if sum(i.seconds for i in items if i.part in OWN) > LIMIT_S else LIMIT_S
 
 
 def _points(count: int, order: Order) -> float:
