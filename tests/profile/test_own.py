@@ -22,6 +22,7 @@ from runtime.profile.steady import Course, OneGeneration, Steady, drive
 from runtime.profile.turns import Turn, Turns, costs, turns
 from runtime.rl.protocols import RolloutEngine
 from runtime.rl.types import Lease, TrainBatch, WeightsRef
+from runtime.rl.weights.generation import generation_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -140,6 +141,20 @@ def test_what_the_engine_showed_before_counts_for_as_long_as_it_lasted(tmp_path:
     assert seen == [(8, 0)]
     assert few > 5
     assert all_ == pytest.approx(4.0, rel=0.05)
+
+
+def test_new_weights_that_do_not_reach_the_engine_are_told_of(tmp_path: Path) -> None:
+    """Where the next generation would be written lies a link that leads nowhere."""
+
+    def before(engine: RolloutEngine, course: Course, ref: WeightsRef) -> list[Steady]:
+        generation_folder(Path(ref.path).parent, lineage=0, version=1).symlink_to("nowhere")
+        return []
+
+    found = run_engine_rates(small(), CPU, seconds=0.1, quick=True, stop=never, folder=tmp_path, before=before)
+    assert [r.phase for r in found.engine if r.phase == "decode"] == ["decode", "decode"]
+    assert found.updates == ()
+    (note,) = found.notes
+    assert note.startswith("new weights (store) did not reach the engine: ")
 
 
 class Noted:
