@@ -132,11 +132,12 @@ def agenda(machine: Machine, order: Order) -> tuple[Item, ...]:
         fits = tuple(
             m for m, params in (("reference-0.6b", 6e8), ("reference-1.7b", 1.7e9)) if 18 * params < memory / 2
         )
-        items += _engine(kind, index, fits, order) if order.run is None else []
         alike = sum(c.kind == kind for c in machine.cards)
         if alike > 1:
             items.append(_peer(kind, index, order))
             items += _collectives(kind, alike, order, gpu=True)
+        # Last of a kind: a trainer that compiles may take longer than it is said to, and what is not begun by then is left out.
+        items += _engine(kind, index, fits, order) if order.run is None else []
     chosen = [i for i in items if not order.only or i.part in order.only]
     return tuple(chosen)
 
