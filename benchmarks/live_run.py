@@ -55,6 +55,8 @@ class Disturbed:
         self.run.start(self.config, "--steps", self.last_step, *self.changed)
         self.until_steps(1, START_S)
         self.figures["first_step_s"] = time.monotonic() - self._began
+        self.keep()
+        print(f"first step: after {self.figures['first_step_s']:.1f} s", file=sys.stderr, flush=True)
 
     def undisturbed(self, count: int) -> None:
         """Let it make `count` steps; what the control plane takes meanwhile."""
@@ -67,6 +69,7 @@ class Disturbed:
             self.figures[f"{name}_core_share_a_device"] = share
         self.figures["undisturbed"] = _of_steps(self.run.metrics())
         self.keep()
+        print(f"{count} steps undisturbed: {seconds:.1f} s", file=sys.stderr, flush=True)
 
     def kill(self, role: str) -> None:
         """-9 to what carries a role; for vLLM to the engine, not to the replica that holds it."""

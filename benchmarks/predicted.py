@@ -7,7 +7,8 @@ With a configuration a run of `--steps` is made through `hexctl daemon` first, i
 between two applied ones after the first `--skip`, over the last whole periods of checkpoints, so that the share of a checkpoint is in
 it as it is in the prediction; the trainer's turn is gradients to publication, over the same steps. As the run's samples are seldom as
 long as the configuration says, the prediction is also told at the lengths that the run had. Beside that stands what the run itself knows
-after a third of its steps, by the factors that it found until then, against the steps after that.
+after a third of its steps, by the factors that it found until then, against the steps after that. A run that is told to end (SIGTERM)
+is compared as far as it got.
 """
 
 import argparse
@@ -16,12 +17,14 @@ import itertools
 import json
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.ending import end_when_told
 from planner.cluster import Cluster, Device, DeviceKind, whole_of
@@ -41,7 +44,11 @@ from runtime.core.plan_event import PlanAdopted
 from runtime.runs import list_runs
 from runtime.store.events import open_store
 
+if TYPE_CHECKING:
+    from tests.live import LiveRun
+
 Row = Mapping[str, Any]  # of metrics.jsonl
+SAY_S = 20.0  # from one word of a run's progress to the next
 
 SKIP = 5  # steps that compile, fill caches and queues
 LEARNT = 1 / 3  # of the steps, by which a run knows its own factors
@@ -93,7 +100,8 @@ def compared(folder: Path, skip: int = SKIP) -> Compared:
         store.close()
     events = [s.event for s in stored]
     plans = [e.solved for e in events if isinstance(e, PlanAdopted)]
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][skip:]
+    file = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()][skip:] if file.exists() else []
     if not plans or len(rows) < 3:
         raise SystemExit(f"{folder}: {len(plans)} plans and {len(rows)} steps after the first {skip}: too few")
     learnt = _learnt(config, plans[0].plan, folder, rows, stored)
@@ -216,8 +224,8 @@ def _known(by: Learnt) -> str:
     return f"{known}; the {by.steps} steps after that: {by.measured_s:.4g} s, {by.step_s / by.measured_s - 1:+.1%}"
 
 
-def run_of(config: Path, steps: int, root: Path, calibration: Path | None, changed: Sequence[str]) -> Path:
-    """Make a run through the daemon; its folder."""
+def run_of(config: Path, steps: int, root: Path, calibration: Path | None, changed: Sequence[str]) -> tuple[Path, int]:
+    """Make a run through the daemon; its folder, and 0 or the exit code with which this process was told to end meanwhile."""
     from tests.live import LiveRun
 
     run = LiveRun(root)
@@ -225,14 +233,30 @@ def run_of(config: Path, steps: int, root: Path, calibration: Path | None, chang
     if calibration is not None:
         shutil.copyfile(calibration, run.root / NAME)
     settings = [part for value in changed for part in ("--set", value)]
+    told = 0
     try:
         run.start(config.resolve(), "--steps", steps, *settings)
-        code = run.end(300 + 60.0 * steps)
+        if code := followed(run, steps):
+            raise SystemExit(f"the run ended with {code}:\n{run.log.read_text()[-3000:]}")
+    except SystemExit as e:
+        if not isinstance(e.code, int) or not list_runs(run.root):
+            raise
+        told = e.code
     finally:
         run.close()
-    if code:
-        raise SystemExit(f"the run ended with {code}:\n{run.log.read_text()[-3000:]}")
-    return Path(list_runs(run.root)[-1].folder)
+    return Path(list_runs(run.root)[-1].folder), told
+
+
+def followed(run: "LiveRun", steps: int, *, say_s: float = SAY_S) -> int:
+    """Exit code of the run's daemon; how far it is goes to standard error."""
+    began_s = time.monotonic()
+    while (spent_s := time.monotonic() - began_s) < 300 + 60.0 * steps:
+        try:
+            return run.end(say_s)
+        except subprocess.TimeoutExpired:
+            made = len(run.metrics()) if list_runs(run.root) else 0
+            print(f"{made} of {steps} steps after {spent_s + say_s:.0f} s", file=sys.stderr, flush=True)
+    raise SystemExit(f"the run did not end within {spent_s:.0f} s:\n{run.log.read_text()[-3000:]}")
 
 
 def main() -> int:
@@ -248,14 +272,14 @@ def main() -> int:
     given = parser.parse_args()
     end_when_told()
     with tempfile.TemporaryDirectory(prefix="hexctl-predicted-") as made:
-        folder = given.what
+        folder, told = given.what, 0
         if not folder.is_dir():
-            folder = run_of(given.what, given.steps, given.root or Path(made), given.calibration, given.set)
+            folder, told = run_of(given.what, given.steps, given.root or Path(made), given.calibration, given.set)
         found = compared(folder, given.skip)
     print(table(found))
     if given.json is not None:
         given.json.write_text(json.dumps(dataclasses.asdict(found), indent=1))
-    return 0
+    return told
 
 
 if __name__ == "__main__":

@@ -132,11 +132,12 @@ def agenda(machine: Machine, order: Order) -> tuple[Item, ...]:
         fits = tuple(
             m for m, params in (("reference-0.6b", 6e8), ("reference-1.7b", 1.7e9)) if 18 * params < memory / 2
         )
-        items += _engine(kind, index, fits, order) if order.run is None else []
         alike = sum(c.kind == kind for c in machine.cards)
         if alike > 1:
             items.append(_peer(kind, index, order))
             items += _collectives(kind, alike, order, gpu=True)
+        # Last of a kind: a trainer that compiles may take longer than it is said to, and what is not begun by then is left out.
+        items += _engine(kind, index, fits, order) if order.run is None else []
     chosen = [i for i in items if not order.only or i.part in order.only]
     return tuple(chosen)
 
@@ -147,10 +148,11 @@ def expected_s(items: tuple[Item, ...]) -> float:
 
 
 def limit_s(items: tuple[Item, ...], order: Order) -> float:
-    """Seconds after which no item is begun. A run's own model gets what it takes, since plans rest on it."""
+    """Seconds after which no item is begun. A run's own model gets what it takes, since plans rest on it; where that is more than all
+    else may take, so does what follows it."""
     if order.quick:
         return QUICK_LIMIT_S
-    return max(LIMIT_S, sum(i.seconds for i in items if i.part in OWN))
+    return expected_s(items) if sum(i.seconds for i in items if i.part in OWN) > LIMIT_S else LIMIT_S
 
 
 def _points(count: int, order: Order) -> float:

@@ -15,12 +15,14 @@ import contextlib
 import dataclasses
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,6 @@ from typing import Any
 import torch
 
 from planner.calibration import Calibration, KindTables, Provenance, decode, encode
-from planner.errors import HexError
 from planner.record import record
 from runtime.config.schema import Config
 from runtime.errors import RunError
@@ -41,7 +42,10 @@ from runtime.rl.types import WeightsRef
 START_S = own.START_S + 30.0  # until the engine has made its first tokens
 LATE_S = 60.0  # beyond its seconds, after which an engine is given up
 FIRST_S, WORK_S = 0.5, 5.0  # of decoding before it says that it works, and from one word of its speed to the next
+END_S = 20.0  # for its process to end by itself
 POLL_S = 0.05
+LAST_LINES = 20  # of what its process said, told where it fails
+logger = logging.getLogger(__name__)
 
 Stop = Callable[[], bool]
 
@@ -58,22 +62,44 @@ class EngineTask:
 
 
 def measured_beside(
-    config: Config, device: torch.device, task: EngineTask, *, trainer_s: float, stop: Stop, folder: Path
+    config: Config,
+    device: torch.device,
+    task: EngineTask,
+    *,
+    trainer_s: float,
+    stop: Stop,
+    folder: Path,
+    phase: Callable[[str], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> dict[str, tuple[Any, ...]]:
-    """Points of both roles by table. `device`: the trainer's; `folder`: on the disk that the run writes to. RunError where one of the
-    two does not come up."""
+    """Points of both roles by table. `device`: the trainer's; `folder`: on the disk that the run writes to; `phase` is told what is
+    under way, `note` what is missing in the end: an engine that fails after the trainer was measured takes its own points along, not
+    the trainer's. RunError where one of the two does not come up."""
+    own.check_disk(config, folder)  # before a minute of the engine's start
     config = config.model_copy(update={"fleet": config.fleet.model_copy(update={"gpu_parts": task.parts})})
     with _part_of(device, task.parts), engine_at_work(config, task, folder) as engine:
+        phase("the engine comes up")
         if device.type == "cuda":  # compiles while the engine comes up
             turns = _Counted()
             own.train_until(config, device, folder, lambda: stop() or turns.count > WARM_TURNS, begins=turns)
         engine.wait_ready(stop)
+        phase("the trainer beside the engine")
         trainer = own.run_trainer_rates(config, device, seconds=trainer_s, quick=task.quick, stop=stop, folder=folder)
         if stop():
             return {}
+        phase("the engine beside the trainer")
         pace = Pace(engine, batch_tokens(config) / engine.tokens_per_s)
         own.train_until(config, device, folder, lambda: stop() or engine.done.is_set(), begins=pace)
-        return {} if stop() else {"trainer": trainer, **engine.tables()}
+        if stop():
+            return {}
+        try:
+            return {"trainer": trainer, **engine.tables()}
+        except RunError as e:
+            note(f"the engine: {own.first_line(e)}")
+            return {"trainer": trainer}
+        finally:
+            for text in engine.notes:
+                note(text)
 
 
 def batch_tokens(config: Config) -> float:
@@ -133,18 +159,18 @@ def engine_at_work(config: Config, task: EngineTask, folder: Path) -> Iterator["
         file.write_text(config.model_dump_json())
         told.write_text(json.dumps(dataclasses.asdict(task)))
         command = [sys.executable, "-m", "runtime.profile.beside", str(file), made, str(told)]
+        log = Path(made) / "engine.log"
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(c for c in (task.card, task.trainer_card) if c)}
-        child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
-        )
+        with log.open("wb") as errors:
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env)
         try:
-            yield EngineAtWork(child, task)
+            yield EngineAtWork(child, task, log)
         finally:
             assert child.stdin is not None
             with contextlib.suppress(OSError):
                 child.stdin.close()  # it ends by itself, and vLLM's process with it
             try:
-                child.wait(LATE_S)
+                child.wait(END_S)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
@@ -153,11 +179,12 @@ def engine_at_work(config: Config, task: EngineTask, folder: Path) -> Iterator["
 class EngineAtWork:
     """An engine's process as this one hears of it."""
 
-    def __init__(self, child: "subprocess.Popen[bytes]", task: EngineTask) -> None:
-        self._child, self._task = child, task
+    def __init__(self, child: "subprocess.Popen[bytes]", task: EngineTask, log: Path) -> None:
+        self._child, self._task, self._log = child, task, log
         self._ready = threading.Event()
         self.done = threading.Event()  # measured, or ended before
         self.tokens_per_s = 0.0  # that it makes beside the trainer, as last told; 0: not told yet
+        self.notes: tuple[str, ...] = ()  # what it did not measure, and why
         self._tables: KindTables | None = None
         self._failure = ""
         self._asked_s: float | None = None
@@ -172,6 +199,7 @@ class EngineAtWork:
             if self.tokens_per_s > 0:
                 self._ready.set()
             if "tables" in said:
+                self.notes = tuple(said["notes"])
                 self._tables = decode(said["tables"]).kinds[0]
                 break
         self.done.set()
@@ -184,7 +212,7 @@ class EngineAtWork:
             if time.monotonic() > until:
                 raise RunError("the engine did not come up in time", got=f"{START_S:.0f} s")
         if self.done.is_set() and self._tables is None:
-            raise RunError(self._failure or "the engine's process ended")
+            raise self._failed("the engine's process ended")
 
     def measure(self) -> None:
         """Begin to measure; `done` is set when that is over, or late."""
@@ -199,8 +227,15 @@ class EngineAtWork:
     def tables(self) -> Mapping[str, tuple[Any, ...]]:
         """What it measured."""
         if self._tables is None:
-            raise RunError(self._failure or "the engine was not measured in time")
+            raise self._failed("the engine was not measured in time")
         return {"engine": self._tables.engine, "updates": self._tables.updates}
+
+    def _failed(self, otherwise: str) -> RunError:
+        """What it said of its failure; what its process and vLLM's wrote last goes to the log."""
+        last = self._log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        if last:
+            logger.warning("the engine's process said last:\n%s", "\n".join(last))
+        return RunError(self._failure or otherwise)
 
 
 def main() -> int:
@@ -216,8 +251,9 @@ def main() -> int:
     task = EngineTask(**json.loads(Path(sys.argv[3]).read_text()))
     try:
         found = _engine(config, task, Path(sys.argv[2]), say)
-    except (HexError, RuntimeError, OSError) as e:
-        say(failure=(str(e).strip().splitlines() or [type(e).__name__])[0])
+    except Exception as e:  # noqa: BLE001 - whatever ends it is told to whoever started this
+        traceback.print_exc()
+        say(failure=f"{type(e).__name__}: {own.first_line(e)}")
         return 1
     tables = KindTables(
         kind="engine",
@@ -225,7 +261,7 @@ def main() -> int:
         engine=found.engine,
         updates=found.updates,
     )
-    say(tables=encode(Calibration(kinds=(tables,))))
+    say(tables=encode(Calibration(kinds=(tables,))), notes=found.notes)
     return 0
 
 
@@ -283,4 +319,4 @@ def _tokens_per_s(turns: tuple[Turn, ...]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # a library's threads must not keep an engine that is done

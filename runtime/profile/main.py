@@ -48,6 +48,7 @@ class Interrupt:
         if self._asked.is_set():
             os._exit(130)
         self._asked.set()
+        os.write(2, b"\nstopping: what is under way ends first; once more ends at once\n")
 
     def __call__(self) -> bool:
         return self._asked.is_set()

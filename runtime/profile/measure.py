@@ -1,5 +1,6 @@
 """Measures one machine: its agenda item by item, with progress. An item that fails is named and left out."""
 
+import logging
 import os
 import tempfile
 import time
@@ -10,7 +11,7 @@ from typing import Any
 from planner.calibration import KindTables, Provenance
 from planner.cluster import whole_of
 from planner.errors import HexError
-from planner.record import record
+from planner.record import record, replace
 from runtime.config.schema import Config
 from runtime.profile.agenda import (
     OWN,
@@ -28,6 +29,7 @@ from runtime.profile.agenda import (
     limit_s,
 )
 
+logger = logging.getLogger(__name__)
 OVER_S = 15.0  # an item that would take longer beyond the limit is not begun
 
 
@@ -51,6 +53,22 @@ class Measured:
     seconds: float
 
 
+class _Talk:
+    """What an item says of itself: what of it is under way, and what is left out."""
+
+    def __init__(self, start: Progress, on_progress: Callable[[Progress], None], notes: list[str]) -> None:
+        self._start, self._on_progress, self._notes, self._began_s = start, on_progress, notes, time.monotonic()
+
+    def phase(self, text: str) -> None:
+        """This is under way."""
+        left_s = max(0.0, self._start.left_s - (time.monotonic() - self._began_s))
+        self._on_progress(replace(self._start, what=f"{self._start.what}: {text}", left_s=left_s))
+
+    def note(self, text: str) -> None:
+        """This is missing."""
+        self._notes.append(f"left out: {self._start.what}: {text}")
+
+
 def measure(
     machine: Machine,
     order: Order,
@@ -70,8 +88,10 @@ def measure(
     began, notes = time.monotonic(), list(machine.notes)
     found: dict[str, dict[str, tuple[Any, ...]]] = {}
     for i, item in enumerate(items):
-        left_s = sum(x.seconds for x in items[i:])
-        on_progress(Progress(done=i, of=len(items), what=f"{item.what} ({item.kind})", left_s=left_s))
+        name, left_s = f"{item.what} ({item.kind})", sum(x.seconds for x in items[i:])
+        start = Progress(done=i, of=len(items), what=name, left_s=left_s)
+        on_progress(start)
+        talk = _Talk(start, on_progress, notes)
         if should_stop():
             raise KeyboardInterrupt
         spent_s = time.monotonic() - began
@@ -80,15 +100,19 @@ def measure(
             hint = (
                 f", about {item.seconds:.0f} s; it fits without --quick" if order.quick and spent_s <= until_s else ""
             )
-            notes.append(f"left out for want of time: {item.what} ({item.kind}){hint}")
+            notes.append(f"left out for want of time: {name}{hint}")
             continue
         try:
-            points = _measured(item, machine, order, config, should_stop, folder or Path(tempfile.gettempdir()))
-        except (HexError, RuntimeError, OSError) as e:
+            disk = folder or Path(tempfile.gettempdir())
+            points = _measured(item, machine, order, config, should_stop, disk, talk)
+        except Exception as e:
             if should_stop():  # which ends an item in whatever way
                 raise KeyboardInterrupt from e
-            text = str(e).strip().splitlines()
-            notes.append(f"left out: {item.what} ({item.kind}): {text[0] if text else type(e).__name__}")
+            text = (str(e).strip().splitlines() or [""])[0]
+            known = text and isinstance(e, HexError | RuntimeError | OSError)
+            talk.note(text if known else f"{type(e).__name__}: {text}")
+            if not known:
+                logger.exception("%s failed", name)
             continue
         if should_stop():
             raise KeyboardInterrupt
@@ -104,7 +128,13 @@ def measure(
 
 
 def _measured(  # noqa: PLR0917 - the parts of one item
-    item: Item, machine: Machine, order: Order, config: Config | None, should_stop: Callable[[], bool], folder: Path
+    item: Item,
+    machine: Machine,
+    order: Order,
+    config: Config | None,
+    should_stop: Callable[[], bool],
+    folder: Path,
+    talk: _Talk,
 ) -> dict[str, tuple[Any, ...]]:
     """Points of one item by table."""
     budget_s = (QUICK_POINT_S if order.quick else POINT_S) * 0.7  # the rest is for making operands
@@ -124,7 +154,7 @@ def _measured(  # noqa: PLR0917 - the parts of one item
     device = torch.device(f"cuda:{item.card}" if machine.cards else "cpu")
     if item.part in ("run_trainer", "run_engine", "run_beside"):
         assert config is not None, "a run comes from a configuration"
-        return _run_rates(item, device, order, config, should_stop, folder, machine)
+        return _run_rates(item, device, order, config, should_stop, folder, machine, talk)
     if item.part in ("engine", "trainer", "paced"):
         return _rates(item, device, order, config, should_stop)
     from runtime.profile import kernels
@@ -174,6 +204,7 @@ def _run_rates(  # noqa: PLR0917 - the parts of one item
     should_stop: Callable[[], bool],
     folder: Path,
     machine: Machine,
+    talk: _Talk,
 ) -> dict[str, tuple[Any, ...]]:
     import torch
 
@@ -183,9 +214,9 @@ def _run_rates(  # noqa: PLR0917 - the parts of one item
     torch.set_num_threads(own.threads_of(item.part, device))
     try:
         if item.part == "run_beside":
-            return _run_beside(item, device, order, config, how, machine)
+            return _run_beside(item, device, order, config, {**how, "phase": talk.phase, "note": talk.note}, machine)
         with torch.cuda.device(device):  # a run's process sees one card
-            return _run_part(item, device, order, config, {**how, "quick": order.quick}, machine)
+            return _run_part(item, device, order, config, {**how, "quick": order.quick}, machine, talk)
     finally:
         _release(device)
 
@@ -205,7 +236,7 @@ def _run_beside(  # noqa: PLR0917 - the parts of one item
 
 
 def _run_part(  # noqa: PLR0917 - the parts of one item
-    item: Item, device: Any, order: Order, config: Config, how: dict[str, Any], machine: Machine
+    item: Item, device: Any, order: Order, config: Config, how: dict[str, Any], machine: Machine, talk: _Talk
 ) -> dict[str, tuple[Any, ...]]:
     from runtime.profile import own
 
@@ -215,6 +246,8 @@ def _run_part(  # noqa: PLR0917 - the parts of one item
     seconds = QUICK_RUN_ENGINE_S if order.quick else RUN_ENGINE_S
     card = machine.cards[item.card].uuid if machine.cards else ""
     done = own.run_engine_rates(config, device, seconds=seconds, card=card, **how)
+    for text in done.notes:
+        talk.note(text)
     return {"engine": done.engine, "updates": done.updates}
 
 

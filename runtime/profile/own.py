@@ -28,7 +28,7 @@ from runtime.profile.bench import random_batch
 from runtime.profile.flowing import flow_turn_s
 from runtime.profile.published import LEAST_UPDATES, published, weights_of
 from runtime.profile.scratch import scratch_prefix
-from runtime.profile.steady import Course, OneGeneration, Steady, Updated, drive, mean_of, steady, updated
+from runtime.profile.steady import Course, OneGeneration, Publishing, Steady, Updated, drive, mean_of, steady, updated
 from runtime.profile.turns import Loopback, Turns, turns
 from runtime.rl.protocols import RolloutEngine
 from runtime.rl.types import TrainBatch, WeightsRef
@@ -53,7 +53,7 @@ def run_trainer_rates(
     every = config.trainer.checkpoint_every_steps
     samples = config.algorithm.prompts_per_step * config.algorithm.responses_per_prompt
     prompt, response = _lengths(config)
-    _check_disk(folder, CHECKPOINTS * CHECKPOINT_BYTES * spec.params)
+    check_disk(config, folder)
     each = seconds / 4
     first, facts = _turns(config, device, samples, min(every, BETWEEN), each, stop, folder)
     if stop():
@@ -84,7 +84,14 @@ def checkpoint_cost_s(found: Turns, *, every: int, flow_s: float) -> float | Non
     return found.checkpoint_s + max(0.0, found.write_s - every * (found.turn_s + flow_s) - found.checkpoint_s)
 
 
-def _check_disk(folder: Path, needed: float) -> None:
+def first_line(error: BaseException) -> str:
+    """What it says, for a note."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def check_disk(config: Config, folder: Path) -> None:
+    """RunError where the checkpoints of the trainer's turns would not fit on the disk of `folder`."""
+    needed = CHECKPOINTS * CHECKPOINT_BYTES * load_model_spec(config.model.path).params
     free = shutil.disk_usage(folder).free
     if free < needed:
         expected = f"{needed / 1e9:.0f} GB for checkpoints"
@@ -188,6 +195,7 @@ class EngineFound:
 
     engine: tuple[EngineRate, ...] = ()
     updates: tuple[UpdateTime, ...] = ()
+    notes: tuple[str, ...] = ()  # what is missing, and why
 
 
 def run_engine_rates(
@@ -247,7 +255,7 @@ def run_engine_rates(
                     least_updates=LEAST_UPDATES,
                 )
             if not stop():
-                found.updated(updated(turns, plain), "store" if weights.channel is None else "direct")
+                found.updated(updated(turns, plain), weights)
     release(device)
     return found.all()
 
@@ -264,9 +272,10 @@ class _Found:
         self._spec, self._engine = spec, engine
         self._rates: list[EngineRate] = []
         self._updates: list[UpdateTime] = []
+        self._notes: list[str] = []
 
     def all(self) -> EngineFound:
-        return EngineFound(engine=tuple(self._rates), updates=tuple(self._updates))
+        return EngineFound(engine=tuple(self._rates), updates=tuple(self._updates), notes=tuple(self._notes))
 
     def decoded(self, plain: Steady, held: int, prompt: int, *, prompts: bool) -> None:
         running = max(1, round(plain.running))
@@ -274,7 +283,12 @@ class _Found:
         if prompts and plain.prefill_s > 0:
             self._rate("prefill", running, prompt, 1 / plain.prefill_s)
 
-    def updated(self, done: Updated | None, path: UpdatePath) -> None:
+    def updated(self, done: Updated | None, weights: Publishing) -> None:
+        path: UpdatePath = "store" if weights.channel is None else "direct"
+        if weights.failed is not None:
+            self._notes.append(f"new weights ({path}) did not reach the engine: {first_line(weights.failed)}")
+        elif done is None:
+            self._notes.append(f"new weights ({path}) were not taken, or what ran was not back, in time")
         if done is None:
             return
         spec = self._spec

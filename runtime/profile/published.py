@@ -1,7 +1,6 @@
 """New weights for an engine that is measured, on the way that the run's take: straight from a sender, or by disk."""
 
 import contextlib
-import logging
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
@@ -19,7 +18,6 @@ LEAST_UPDATES = 3
 LEAST_STEPS = 8  # from one update to the next
 MOST_SHARE = 0.25  # of a bench's seconds from one update to the next, however long the run's steps are
 DEADLINE_S = 20.0  # of a transfer
-logger = logging.getLogger(__name__)
 
 
 class Weights:
@@ -68,7 +66,7 @@ def published(
     one_card: bool = False,
 ) -> Iterator[Publishing]:
     """Generations after `first`, one a period, for as long as the context lasts: straight to the engine where the run's would go
-    so. `one_card`: the engine's GPU is that of `source`."""
+    so; `failed` says why they ended early. `one_card`: the engine's GPU is that of `source`."""
     tokens = period_tokens(config, plain, seconds)
     way, device = config.weights.path, next(iter(source.tensors.values())).device
     sender: WeightsSender | None = None
@@ -90,8 +88,6 @@ def published(
         weights.close()
         if sender is not None:
             sender.close()
-    if weights.failed is not None:
-        logger.warning("new weights did not reach the engine: %s", weights.failed)
 
 
 def _straight(sender: WeightsSender, source: Weights) -> Make:

@@ -124,10 +124,10 @@ class OneGeneration:
 
 class Supply:
     """A flow that keeps `course.running` samples at the engine. The first ones come as others would have left them: begun some
-    time ago, so that contexts are those of a steady state and no two end together."""
+    time ago, so that contexts are those of a steady state and no two end together. Another `seed` makes other samples."""
 
-    def __init__(self, course: Course, weights: Publishes) -> None:
-        self._course, self._weights, self._random = course, weights, random.Random(0)
+    def __init__(self, course: Course, weights: Publishes, *, seed: int = 0) -> None:
+        self._course, self._weights, self._random = course, weights, random.Random(seed)
         self._held: dict[SampleId, int] = {}  # and its context
         self._next = 0
         least = max(1, course.new_tokens // 2)
@@ -194,12 +194,13 @@ def drive(
 ) -> tuple[Turn, ...]:
     """Turns of about `seconds` of busy time after the warm-up, and until `least_updates` more weights were taken; the engine must be
     empty and is left so."""
-    supply = Supply(course, weights)
+    before = engine.stats().prefill_tokens  # of drives before this one
+    # Other samples than theirs: prompts that a prefix cache still has would cost next to nothing.
+    supply = Supply(course, weights, seed=before)
     timing = LoopTiming(flush_s=0.02, finished_flush_s=0.0, idle_s=0.005)
     loop = ReplicaLoop(engine, supply, replica="profile", epoch=1, timing=timing)
     until = time.monotonic() + LATE_FACTOR * seconds + LATE_S
     turns: list[Turn] = []
-    before = engine.stats().prefill_tokens  # of drives before this one
     while not should_stop() and time.monotonic() < until:
         loop.tick()
         now = loop.level().stats

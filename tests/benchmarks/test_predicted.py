@@ -1,6 +1,11 @@
 """The measured step of a run: over whole periods of checkpoints, by hand and for any phase."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.predicted import Row, compared, over_periods, table
+from benchmarks.predicted import Row, compared, followed, over_periods, table
 from planner import Feasible, solve
 from planner.model import load_model_spec
 from planner.plan import Prediction
@@ -18,8 +23,7 @@ from runtime.core.fleet_event import CalibrationChanged
 from runtime.core.plan_event import PlanAdopted
 from runtime.core.solved import SolvedPlan
 from runtime.store.events import open_store
-
-ROOT = Path(__file__).parents[2]
+from tests.live import ROOT, LiveRun
 
 
 def run_of(steps: int, every: int, *, step_s: float = 0.5, checkpoint_s: float = 2.0, first: int = 0) -> list[Row]:
@@ -137,3 +141,28 @@ def test_a_run_that_knew_nothing_by_then_says_nothing(tmp_path: Path) -> None:
     found = compared(tmp_path, skip=4)
     assert found.learnt is None
     assert "steps after that" not in table(found)
+
+
+def test_a_run_is_followed_to_its_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A process in the daemon's place, which ends when its standard input does."""
+    run = LiveRun(tmp_path)
+    told, tell = os.pipe()
+    command = [sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(3)"]
+    run.daemon = subprocess.Popen(command, stdin=told, stdout=subprocess.PIPE, text=True)
+    os.close(told)
+    threading.Timer(1.0, os.close, (tell,)).start()
+    assert followed(run, 7, say_s=0.1) == 3
+    assert "0 of 7 steps after " in capfd.readouterr().err
+
+
+def test_a_run_that_is_told_to_end_before_it_has_steps_says_so(tmp_path: Path) -> None:
+    """SIGTERM ends the daemon too; what there is would be compared."""
+    config = ROOT / "configs" / "sim-h800-h20.toml"  # no Ray; it has no steps of a trainer
+    command = [sys.executable, "-m", "benchmarks.predicted", str(config), "--steps", "100000", "--root", str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as told:
+        assert told.stdout is not None
+        assert told.stdout.readline().startswith("0 of 100000 steps after 20 s")
+        told.send_signal(signal.SIGTERM)
+        said = told.communicate(timeout=120)[0]
+    assert told.returncode == 1
+    assert "0 steps after the first 5: too few" in said

@@ -36,8 +36,11 @@ def test_each_kind_is_measured_once_and_together_only_where_there_are_two() -> N
     assert {i.kind for i in items if i.part in ("peer", "collectives")} == {"A100-40"}
     # 18 bytes a parameter in half of 24 GB: 0.6 b fits, 1.7 b does not.
     assert {i.model for i in items if i.part == "trainer"} == {"reference-0.6b"}
-    ranks = [i.ranks for i in agenda(MACHINES["eight"], Order()) if i.part == "collectives"]
-    assert ranks == [2, 4, 8]
+    eight = agenda(MACHINES["eight"], Order())
+    assert [i.ranks for i in eight if i.part == "collectives"] == [2, 4, 8]
+    assert [i.part for i in eight[-2:]] == ["engine", "trainer"], (
+        "a trainer that compiles may take longer than it is said to"
+    )
 
 
 def test_a_cpu_is_measured_only_without_cards_and_paced_kinds_beside_it() -> None:
@@ -94,6 +97,7 @@ def test_a_runs_own_model_gets_the_time_that_it_takes(params: float, quick: bool
     assert (limit_s(items, order) > LIMIT_S) == (expected_s(items[:1]) > LIMIT_S)
     if params > 1.5e9:
         assert limit_s(items, order) > 1.5 * LIMIT_S
+        assert limit_s(items, order) == expected_s(items), "the kernels are measured too"
 
 
 def test_a_model_whose_optimiser_does_not_fit_is_not_trained() -> None:

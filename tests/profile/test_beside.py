@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from test_own import small
@@ -27,6 +28,27 @@ def test_an_engine_that_does_not_come_up_is_heard_of(tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         measured_beside(wrong, CPU, TASK, trainer_s=0.1, stop=never, folder=tmp_path)
     assert "nowhere" in str(caught.value)
+
+
+@pytest.mark.kill
+def test_an_engine_that_dies_at_last_does_not_take_the_trainers_points_along(tmp_path: Path) -> None:
+    notes: list[str] = []
+    phases: list[str] = []
+
+    def phase(text: str) -> None:
+        phases.append(text)
+        if text == "the engine beside the trainer":
+            (engine,) = [c for c in psutil.Process().children() if "runtime.profile.beside" in c.cmdline()]
+            engine.kill()
+
+    found = measured_beside(
+        small(), CPU, TASK, trainer_s=0.1, stop=never, folder=tmp_path, phase=phase, note=notes.append
+    )
+    assert phases == ["the engine comes up", "the trainer beside the engine", "the engine beside the trainer"]
+    assert list(found) == ["trainer"]
+    assert len(found["trainer"]) == 3
+    assert notes == ["the engine: the engine was not measured in time"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_told_to_stop_it_measures_nothing_and_leaves_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """A run's own trainer, flow and engine on this machine's CPU, as little of them as possible."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +18,11 @@ from runtime.config.schema import Config
 from runtime.errors import RunError
 from runtime.profile.flowing import flow_turn_s
 from runtime.profile.own import checkpoint_cost_s, run_engine_rates, run_trainer_rates, threads_of
-from runtime.profile.steady import Course, Steady
+from runtime.profile.steady import Course, OneGeneration, Steady, drive
 from runtime.profile.turns import Turn, Turns, costs, turns
 from runtime.rl.protocols import RolloutEngine
-from runtime.rl.types import TrainBatch, WeightsRef
+from runtime.rl.types import Lease, TrainBatch, WeightsRef
+from runtime.rl.weights.generation import generation_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -138,6 +141,52 @@ def test_what_the_engine_showed_before_counts_for_as_long_as_it_lasted(tmp_path:
     assert seen == [(8, 0)]
     assert few > 5
     assert all_ == pytest.approx(4.0, rel=0.05)
+
+
+def test_new_weights_that_do_not_reach_the_engine_are_told_of(tmp_path: Path) -> None:
+    """Where the next generation would be written lies a link that leads nowhere."""
+
+    def before(engine: RolloutEngine, course: Course, ref: WeightsRef) -> list[Steady]:
+        generation_folder(Path(ref.path).parent, lineage=0, version=1).symlink_to("nowhere")
+        return []
+
+    found = run_engine_rates(small(), CPU, seconds=0.1, quick=True, stop=never, folder=tmp_path, before=before)
+    assert [r.phase for r in found.engine if r.phase == "decode"] == ["decode", "decode"]
+    assert found.updates == ()
+    (note,) = found.notes
+    assert note.startswith("new weights (store) did not reach the engine: ")
+
+
+class Noted:
+    """An engine, and the prompts that it was given."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self._engine = engine
+        self.prompts: set[tuple[int, ...]] = set()
+
+    def add(self, leases: Sequence[Lease]) -> None:
+        self.prompts |= {one.prompt_tokens for one in leases}
+        self._engine.add(leases)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def test_no_bench_asks_for_what_an_engine_may_still_have_in_its_prefix_cache(tmp_path: Path) -> None:
+    """An engine at work beside the trainer is driven several times, with weights of one generation."""
+    seen: list[set[tuple[int, ...]]] = []
+
+    def before(engine: RolloutEngine, course: Course, ref: WeightsRef) -> list[Steady]:
+        for _ in range(2):
+            noted: Any = Noted(engine)
+            drive(noted, course, OneGeneration(ref), seconds=0.1)
+            seen.append(noted.prompts)
+        return []
+
+    run_engine_rates(small(), CPU, seconds=0.1, quick=True, stop=never, folder=tmp_path, before=before)
+    first, second = seen
+    assert min(len(first), len(second)) >= 8
+    assert not first & second
 
 
 def test_a_plan_meets_the_rates_of_the_runs_engine(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The decoder: files, seeds, options, the cached path and the export. The reference is Hugging Face's own code."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -308,3 +309,19 @@ def perturbed(decoder: Decoder) -> Decoder:
             if parameter.dim() == 1:
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
     return decoder
+
+
+def test_seeded_tensors_each_have_a_stream_of_their_own() -> None:
+    """Whatever thread draws them, and in whatever order."""
+    shape = config(tie_word_embeddings=False)
+    made = dict(build_seeded(shape, 7, torch.bfloat16).named_parameters())
+    for name, divided in (
+        ("model.embed_tokens.weight", 1.0),
+        ("model.layers.1.mlp.down_proj.weight", 2.0),
+        ("lm_head.weight", 1.0),
+    ):
+        seed = int.from_bytes(hashlib.sha256(f"7/{name}".encode()).digest()[:8], "little") >> 1
+        drawn = torch.randn(made[name].shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        assert torch.equal(made[name], (drawn * (shape.init_std / divided)).to(torch.bfloat16))
+    assert torch.equal(made["model.norm.weight"], torch.ones(shape.hidden, dtype=torch.bfloat16))
+    assert not any(p.grad_fn for p in made.values())

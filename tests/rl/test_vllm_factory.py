@@ -146,11 +146,11 @@ def test_a_whole_card_leaves_room_for_the_second_buffer() -> None:
 
 
 def test_a_cache_that_no_slot_can_fill_is_not_taken() -> None:
-    """256 sequences of 600 tokens of 23,040 bytes are 3.5 GB: less than half of what 80 GB leave, more than half of what 11 GB do
-    (0.585 of it, by the second buffer's room, is 6.4 GB, less 4.6 GB)."""
-    assert memory(80, max_length=600)["kv_cache_memory_bytes"] == 256 * 600 * 23_040
+    """256 sequences of 600 tokens of 23,040 bytes, in ten blocks of 64, and one block are 3.8 GB: less than half of what 80 GB leave,
+    more than half of what 11 GB do (0.585 of it, by the second buffer's room, is 6.4 GB, less 4.6 GB)."""
+    assert memory(80, max_length=600)["kv_cache_memory_bytes"] == (256 * 640 + 64) * 23_040
     assert memory(80, max_length=600)["gpu_memory_utilization"] == 0.85
-    assert memory(80, max_length=600, second_buffer=False)["kv_cache_memory_bytes"] == 256 * 600 * 23_040
+    assert memory(80, max_length=600, second_buffer=False)["kv_cache_memory_bytes"] == (256 * 640 + 64) * 23_040
     assert "kv_cache_memory_bytes" not in memory(11, max_length=600)
 
 
@@ -159,7 +159,7 @@ def test_on_a_part_the_kv_cache_is_told() -> None:
     are 24.2 GB, so no more is taken. Half of 40 GB gives what there is."""
     told = memory(140, card_part=0.5)
     assert told["gpu_memory_utilization"] == pytest.approx(0.425)
-    assert told["kv_cache_memory_bytes"] == 256 * 4096 * (2 * 30 * 3 * 64 * 2)
+    assert told["kv_cache_memory_bytes"] == (256 * 4096 + 64) * (2 * 30 * 3 * 64 * 2)
     # 1 - (0.269 + 4.295) / 20 of 20 GB, less as much again
     assert memory(40, card_part=0.5)["kv_cache_memory_bytes"] == pytest.approx(
         20e9 - 2 * (0.269e9 + 4 * 2**30), rel=1e-3

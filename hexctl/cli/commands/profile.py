@@ -15,7 +15,7 @@ from hexctl.cli.render.profile import profile_text
 from runtime.config.calibration import NAME
 from runtime.errors import RunError
 
-END_S = 10.0  # for the child after Ctrl-C, which it gets too
+END_S = 90.0  # for the child after Ctrl-C, which it gets too: a turn ends, a checkpoint is written, an engine is closed
 _SAID = (2, 3, 4, 5, 6, 130)  # exit codes with which the child has told what and why
 
 

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
 }
+MAKERS = 8  # threads that draw tensors; each holds one in float64
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
@@ -35,21 +38,27 @@ def build_seeded(config: DecoderConfig, seed: int, dtype: torch.dtype) -> Decode
     """A decoder with normal weights of std `config.init_std`, each tensor from its own stream of (seed, name).
 
     Values are drawn in float64 and rounded, so models of two dtypes agree to rounding; no global generator is touched.
-    Norm weights are one, biases zero, and projections into the residual are smaller by sqrt(2 * layers).
+    Norm weights are one, biases zero, and projections into the residual are smaller by sqrt(2 * layers). Tensors are drawn beside
+    each other, as one core takes half a minute for 1.5B parameters.
     """
     decoder = Decoder(config, dtype)
     residual = 1.0 / math.sqrt(2.0 * config.layers)
-    with torch.no_grad():
-        for name, parameter in decoder.named_parameters():
-            if name.endswith("bias"):
-                parameter.zero_()
-            elif parameter.dim() == 1:
-                parameter.fill_(1.0)
-            else:
-                digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-                generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-                std = config.init_std * (residual if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0)
-                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std)
+
+    @torch.no_grad()
+    def fill(named: tuple[str, Tensor]) -> None:
+        name, parameter = named
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif parameter.dim() == 1:
+            parameter.fill_(1.0)
+        else:
+            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            std = config.init_std * (residual if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64).mul_(std))
+
+    with ThreadPoolExecutor(max_workers=min(MAKERS, len(os.sched_getaffinity(0)))) as pool:
+        list(pool.map(fill, decoder.named_parameters()))
     return decoder
 
 

@@ -12,6 +12,8 @@ BESIDE_BYTES = 4 * 2**30
 PART_BESIDE_BYTES = 4 * 2**30  # beside weights and KV: activations, logits, graphs; about
 FAR_SHARE = 0.5  # of what is left then: below it what the engine takes beside may be twice as much, and more
 LEAST_SHARE = 0.1
+# No block of the KV cache holds more on a GPU. The last one of a sample may be nearly empty, and one is vLLM's own.
+BLOCK_TOKENS = 64
 
 
 def card_memory(spec: Mapping[str, Any], card_bytes: Callable[[], int]) -> dict[str, Any]:
@@ -29,7 +31,8 @@ def card_memory(spec: Mapping[str, Any], card_bytes: Callable[[], int]) -> dict[
     if spec["second_buffer"]:
         share = min(share, max(LEAST_SHARE, 1 - (weights + BESIDE_BYTES) / mine))
     room = share * mine - weights - PART_BESIDE_BYTES
-    most = spec["slots"] * spec["max_length"] * _kv_bytes_a_token(spec)
+    blocks = spec["slots"] * math.ceil(spec["max_length"] / BLOCK_TOKENS) + 1
+    most = blocks * BLOCK_TOKENS * _kv_bytes_a_token(spec)
     if part == 1:
         told = {"kv_cache_memory_bytes": int(most)} if most <= room * FAR_SHARE else {}
         return {"gpu_memory_utilization": share, **told}
