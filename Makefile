@@ -8,7 +8,7 @@ PIP := -m pip install -q --disable-pip-version-check
 export HYPOTHESIS_PROFILE ?= dev
 # Small matrices lose on many threads, and the tests share the machine with Ray.
 JOBS ?= 2
-COMPUTES := $(addprefix tests/,config core planner policy sim)
+ALONE := $(addprefix tests/,daemon ray telemetry tui)
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 
 .PHONY: help setup up demo test vllm accept gpu lint types fix snap bench validate papers docs clean
@@ -40,9 +40,9 @@ up: setup ## set up, start a run on this machine and open the dashboard
 demo: setup ## a headless minute of the default run, with its figures
 	$(BIN)/hexctl daemon configs/local.toml --for 60s
 
-test: setup ## the suite: what only computes side by side, then what has processes, sockets and clocks of its own
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(COMPUTES)
-	$(TEST_ENV) $(BIN)/python -m pytest $(addprefix --ignore=,$(COMPUTES))
+test: setup ## the suite: most of it side by side, then what has daemons, Ray and terminals of its own
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(addprefix --ignore=,$(ALONE))
+	$(TEST_ENV) $(BIN)/python -m pytest $(ALONE)
 
 accept: setup ## what is too long for CI: five seeds, five-minute runs, the pretrained model
 	$(TEST_ENV) $(BIN)/python -m pytest -m accept --timeout 3600
