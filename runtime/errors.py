@@ -14,6 +14,8 @@ HexError                 (planner.errors)
 
 from planner.errors import HexError
 
+LINE_CHARS = 200  # of what others' exceptions say
+
 
 class RunError(HexError):
     """Something went wrong while running."""
@@ -63,3 +65,8 @@ class WeightsError(RunError):
 
 class LedgerError(RunError):
     """The ledger cannot keep its promise; nothing was acknowledged."""
+
+
+def first_line(error: BaseException) -> str:
+    """What it says, for a note; what it is called where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:LINE_CHARS]

@@ -32,7 +32,7 @@ import torch
 from planner.calibration import Calibration, KindTables, Provenance, decode, encode
 from planner.record import record
 from runtime.config.schema import Config
-from runtime.errors import RunError
+from runtime.errors import RunError, first_line
 from runtime.profile import own
 from runtime.profile.scratch import scratch_prefix
 from runtime.profile.steady import Course, OneGeneration, Steady, Turn, drive, steady
@@ -95,7 +95,7 @@ def measured_beside(
         try:
             return {"trainer": trainer, **engine.tables()}
         except RunError as e:
-            note(f"the engine: {own.first_line(e)}")
+            note(f"the engine: {first_line(e)}")
             return {"trainer": trainer}
         finally:
             for text in engine.notes:
@@ -253,7 +253,7 @@ def main() -> int:
         found = _engine(config, task, Path(sys.argv[2]), say)
     except Exception as e:  # noqa: BLE001 - whatever ends it is told to whoever started this
         traceback.print_exc()
-        say(failure=f"{type(e).__name__}: {own.first_line(e)}")
+        say(failure=f"{type(e).__name__}: {first_line(e)}")
         return 1
     tables = KindTables(
         kind="engine",

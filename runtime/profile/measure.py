@@ -13,6 +13,7 @@ from planner.cluster import whole_of
 from planner.errors import HexError
 from planner.record import record, replace
 from runtime.config.schema import Config
+from runtime.errors import first_line
 from runtime.profile.agenda import (
     OWN,
     POINT_S,
@@ -108,9 +109,8 @@ def measure(
         except Exception as e:
             if should_stop():  # which ends an item in whatever way
                 raise KeyboardInterrupt from e
-            text = (str(e).strip().splitlines() or [""])[0]
-            known = text and isinstance(e, HexError | RuntimeError | OSError)
-            talk.note(text if known else f"{type(e).__name__}: {text}")
+            known = str(e) and isinstance(e, HexError | RuntimeError | OSError)
+            talk.note(first_line(e) if known else f"{type(e).__name__}: {first_line(e)}")
             if not known:
                 logger.exception("%s failed", name)
             continue

@@ -22,7 +22,7 @@ from planner.model import ModelSpec, load_model_spec
 from planner.record import record, replace
 from runtime.config.problem import engine_name
 from runtime.config.schema import Config
-from runtime.errors import RunError
+from runtime.errors import RunError, first_line
 from runtime.paths import RunPaths
 from runtime.profile.bench import random_batch
 from runtime.profile.flowing import flow_turn_s
@@ -82,11 +82,6 @@ def checkpoint_cost_s(found: Turns, *, every: int, flow_s: float) -> float | Non
     if not found.checkpoint_s:
         return None
     return found.checkpoint_s + max(0.0, found.write_s - every * (found.turn_s + flow_s) - found.checkpoint_s)
-
-
-def first_line(error: BaseException) -> str:
-    """What it says, for a note."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def check_disk(config: Config, folder: Path) -> None:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from planner.record import record
+from runtime.errors import first_line
 
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 ALIKE = 0.75  # samples of at least this share of the longest are padded to it and go through one kernel
@@ -77,7 +78,7 @@ def _tried(
         prepare = _WAYS[name]()
         off = _trial(prepare, device, dtype, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     except (RuntimeError, ImportError, TypeError, ValueError, NotImplementedError) as e:
-        text = (str(e).strip().splitlines() or [type(e).__name__])[0][:200]
+        text = first_line(e)
         _log.warning("attention %s does not work here, another is used: %s", name, text)
         return PackedAttention(name="sdpa", prepare=grouped, note=f"{name} failed: {text}")
     limit = 0.05 if dtype in (torch.bfloat16, torch.float16) else 1e-4

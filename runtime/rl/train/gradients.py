@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from planner.record import record
 from runtime.config.schema import TrainerSection
+from runtime.errors import first_line
 from runtime.rl.model import Decoder
 from runtime.rl.model.attention import choose_attention
 from runtime.rl.model.packed import Halves, PackedPass
@@ -129,8 +130,8 @@ class GradientComputer:
         except RuntimeError as e:
             if self._proven or isinstance(e, torch.OutOfMemoryError) or not _of_the_compiler(e):
                 raise
-            self._note = f"failed: {_first_line(e)}"
-            _log.warning("torch.compile does not work here, training goes on without: %s", _first_line(e))
+            self._note = f"failed: {first_line(e)}"
+            _log.warning("torch.compile does not work here, training goes on without: %s", first_line(e))
             self._compiled = False
             self._build()
             for p in (*self._model.parameters(), *self._masters.values()):
@@ -274,7 +275,3 @@ def _of_the_compiler(error: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

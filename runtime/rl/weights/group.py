@@ -17,7 +17,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from runtime.errors import DeadlineError, RunError
+from runtime.errors import DeadlineError, RunError, first_line
 
 T = TypeVar("T")
 Store = Any
@@ -53,7 +53,7 @@ def reach_store(host: str, port: int, timeout_s: float) -> Store:
     try:
         return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
     except RuntimeError as e:
-        raise RunError("the trainer's store does not answer", where=f"{host}:{port}", got=_first_line(e)) from e
+        raise RunError("the trainer's store does not answer", where=f"{host}:{port}", got=first_line(e)) from e
 
 
 class Group:
@@ -157,7 +157,7 @@ def within(work: Callable[[], T], *, seconds: float, watch: Callable[[], None], 
         raise failure
     if isinstance(error[0], RunError):
         raise error[0]
-    raise RunError("a transfer of weights failed", got=_first_line(error[0])) from error[0]
+    raise RunError("a transfer of weights failed", got=first_line(error[0])) from error[0]
 
 
 def _nccl(store: Store, rank: int, world: int) -> Any:
@@ -173,8 +173,3 @@ def _nccl(store: Store, rank: int, world: int) -> Any:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
