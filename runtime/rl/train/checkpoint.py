@@ -40,7 +40,8 @@ from runtime.rl.weights.sealed import (
     remove_sealed,
     tensor_sha256,
 )
-from runtime.rl.weights.streamed import TensorShape, write_tensors
+from runtime.rl.weights.streamed import write_tensors
+from runtime.rl.weights.tensor_file import TensorShape
 
 KIND = "checkpoint"
 KEEP = 3
@@ -359,7 +360,7 @@ def _prune(root: Path, facts: StepFacts, keep: int) -> None:
     older = [p for p in _folders(root, facts.lineage) if p.name <= newest]
     for folder in reversed(older):
         if keep <= 0:
-            remove_sealed(folder)
+            remove_sealed(folder, beside=True)
             continue
         try:
             read_manifest(folder, kind=KIND)
@@ -369,7 +370,7 @@ def _prune(root: Path, facts: StepFacts, keep: int) -> None:
     if keep <= 0:
         for lineage in range(facts.lineage):
             for folder in _folders(root, lineage):
-                remove_sealed(folder)
+                remove_sealed(folder, beside=True)
 
 
 def _facts(folder: Path, manifest: Manifest) -> StepFacts:

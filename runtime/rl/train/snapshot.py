@@ -2,14 +2,18 @@
 
 import logging
 import math
+import os
 import weakref
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
 ALIGN_BYTES = 64
+TOUCH_BYTES = 2**28
+TOUCHERS = min(8, os.cpu_count() or 1)
 _log = logging.getLogger(__name__)
 
 
@@ -25,6 +29,7 @@ class Snapshot:
         """Room for tensors like these, `bytes_of(like)`."""
         self._flat = torch.empty(bytes_of(like), dtype=torch.uint8)
         if any(t.is_cuda for t in like.values()):
+            _touch(self._flat)
             _lock(self, self._flat)
         self.tensors: dict[str, Tensor] = {}  # what `take` copied last
         at = 0
@@ -50,6 +55,13 @@ def bytes_of(tensors: Mapping[str, Tensor]) -> int:
 
 def _aligned(size: int) -> int:
     return math.ceil(size / ALIGN_BYTES) * ALIGN_BYTES
+
+
+def _touch(flat: Tensor) -> None:
+    """Have the system find the memory for `flat`, by several threads. Locking would do it by one."""
+    with ThreadPoolExecutor(TOUCHERS) as pool:
+        for _ in pool.map(Tensor.zero_, flat.split(TOUCH_BYTES)):
+            pass
 
 
 def _lock(owner: Snapshot, flat: Tensor) -> None:

@@ -27,7 +27,8 @@ from runtime.rl.types import CheckpointMark, StepMetrics, TrainBatch, WeightsRef
 from runtime.rl.weights import GenerationWriter
 from runtime.rl.weights.layout import TensorSpec
 from runtime.rl.weights.sealed import sweep
-from runtime.rl.weights.streamed import TensorShape, write_generation_stream
+from runtime.rl.weights.streamed import write_generation_stream
+from runtime.rl.weights.tensor_file import TensorShape
 
 
 class TorchTrainer:

@@ -295,7 +295,7 @@ def collect(root: Path, keep_from_version: int, referenced: Iterable[int] = ()) 
             needed |= _rests_on(path)
     gone = [path for _, _, path in folders if path in old - needed]
     for path in gone:
-        remove_sealed(path)
+        remove_sealed(path, beside=True)
     return tuple(gone)
 
 

@@ -11,23 +11,25 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from planner.record import record
 from runtime.errors import WeightsError
+from runtime.rl.weights.tensor_file import bytes_of, write_file
 
 MANIFEST = "manifest.json"
 TENSORS = "tensors.safetensors"
 TEMPORARY = ".new-"  # prefix of a folder being written; a crash may leave one, nobody reads it
 FORMAT = 1
+LARGE_BYTES = 2**28  # of a folder
 
 
 @record
@@ -51,8 +53,7 @@ class Manifest:
 
 def tensor_sha256(tensor: Tensor) -> str:
     """SHA-256 of a tensor's bytes on the CPU, row-major."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+    return hashlib.sha256(bytes_of(tensor)).hexdigest()
 
 
 def describe(tensors: Mapping[str, Tensor], *, kind: str, facts: Mapping[str, Any]) -> Manifest:
@@ -73,11 +74,9 @@ def write_sealed(folder: Path, tensors: Mapping[str, Tensor], manifest: Manifest
 
     Raises OSError when the disk refuses; the temporary folder is then removed and `folder` does not exist.
     """
-    cpu = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
     temporary = begin_sealed(folder)
     try:
-        save_file(cpu, temporary / TENSORS)
-        _sync(temporary / TENSORS)
+        write_file(temporary / TENSORS, tensors)
         finish_sealed(temporary, folder, manifest)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -161,11 +160,17 @@ def read_tensors(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     return tensors
 
 
-def remove_sealed(folder: Path) -> None:
-    """Remove a folder: first renamed out of sight, so that no reader ever lists a half-removed one."""
+def remove_sealed(folder: Path, *, beside: bool = False) -> None:
+    """Remove a folder: first renamed out of sight, so that no reader ever lists a half-removed one.
+
+    `beside`: a large one is given back to the disk by a thread, as some GB take seconds; what a death leaves of it goes with
+    `sweep`."""
     hidden = folder.parent / f"{TEMPORARY}gone-{uuid.uuid4().hex[:8]}"
     folder.rename(hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
+    if beside and sum(p.stat().st_size for p in hidden.iterdir()) >= LARGE_BYTES:
+        threading.Thread(target=shutil.rmtree, args=(hidden, True), name="remove", daemon=True).start()
+    else:
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def sweep(root: Path) -> int:

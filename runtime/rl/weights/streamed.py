@@ -1,22 +1,14 @@
-"""Sealed folders whose tensors come one at a time: the host never holds more than the one that is being written.
-
-The file is plain safetensors: 8 bytes with the header's length, a JSON header padded with blanks to 8 bytes, then the tensors'
-bytes one behind the other (https://github.com/huggingface/safetensors, section Format). Its header needs every shape before the
-first byte, hence the layout.
-"""
+"""Sealed folders whose tensors come one at a time: the host never holds more than the one that is being written."""
 
 import hashlib
-import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from planner.record import record, replace
+from planner.record import replace
 from runtime.errors import WeightsError
 from runtime.rl.types import WeightsRef
 from runtime.rl.weights.generation import KIND, generation_folder
@@ -31,33 +23,9 @@ from runtime.rl.weights.sealed import (
     read_tensors,
     remove_sealed,
 )
+from runtime.rl.weights.tensor_file import TensorFile, TensorShape, bytes_of
 
 SIDE_BY_SIDE_BYTES = 2**20  # below, changing threads costs more than it saves
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-}
-
-
-@record
-class TensorShape:
-    """What a tensor will be, before it is there."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of its data."""
-        size = self.dtype.itemsize
-        for n in self.shape:
-            size *= n
-        return size
 
 
 def write_tensors(
@@ -68,15 +36,14 @@ def write_tensors(
     Hashing of a large tensor and writing it run side by side. WeightsError when a tensor is not what the layout says.
     """
     entries: dict[str, TensorEntry] = {}
-    with path.open("wb") as file, ThreadPoolExecutor(1) as hasher:
-        file.write(_header(layout))
+    with TensorFile(path, layout) as file, ThreadPoolExecutor(1) as hasher:
         for (name, expected), (found, tensor) in zip(layout.items(), tensors, strict=True):
             if (name, expected.shape, expected.dtype) != (found, tuple(tensor.shape), tensor.dtype):
                 got = (found, tuple(tensor.shape), tensor.dtype)
                 raise WeightsError(
                     "a tensor is not as announced", where=str(path), got=got, expected=f"{name} {expected}"
                 )
-            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            flat = bytes_of(tensor)
             digest = hasher.submit(hashlib.sha256, flat) if flat.nbytes >= SIDE_BY_SIDE_BYTES else None
             file.write(flat)
             sha256 = hashlib.sha256(flat) if digest is None else digest.result()
@@ -85,8 +52,6 @@ def write_tensors(
                 dtype=str(expected.dtype).removeprefix("torch."),
                 sha256=sha256.hexdigest(),
             )
-        file.flush()
-        os.fsync(file.fileno())
     return entries
 
 
@@ -127,15 +92,3 @@ def _present(folder: Path) -> Manifest | None:
         remove_sealed(folder)
         return None
     return manifest
-
-
-def _header(layout: Mapping[str, TensorShape]) -> bytes:
-    header: dict[str, object] = {}
-    at = 0
-    for name, t in layout.items():
-        end = at + t.size_bytes
-        header[name] = {"dtype": _DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
