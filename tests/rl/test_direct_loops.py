@@ -268,6 +268,30 @@ def test_a_slow_disk_gets_the_newest_alone(tmp_path: Path, direct: DirectPublish
     assert len(written) <= 2, "one that was being written when the others came, and the last"
 
 
+def test_the_disk_is_left_to_others_for_as_long_as_a_generation_took(tmp_path: Path, direct: DirectPublisher) -> None:
+    disk, now_s, begun = GenerationWriter(tmp_path / "weights"), [0.0], []
+
+    class AnHour(Disk):
+        def write(self, tensors: Mapping[str, Tensor], **which: Any) -> WeightsRef:
+            begun.append(which["version"])
+            now_s[0] += 3600.0
+            return disk.write(tensors, **which)
+
+    publisher = DirectPublisher(
+        tmp_path / "weights", direct._sender, bucket_bytes=1000, store=AnHour(tmp_path), clock=lambda: now_s[0]
+    )
+    trainer = a_trainer(tmp_path)
+    publisher.keep(trainer, publisher.publish(trainer))
+    with publisher._changed:
+        assert publisher._changed.wait_for(lambda: bool(publisher._stored), 60)
+    for version in (1, 2, 3):
+        trainer._version = version
+        publisher.keep(trainer, publisher.publish(trainer))
+    assert begun == [0]
+    assert [r.version for r in publisher.finish()] == [0, 3], "whoever waits for the newest is not kept waiting"
+    publisher.close()
+
+
 def test_a_generation_that_did_not_come_to_disk_is_told_though_a_later_one_did(
     tmp_path: Path, direct: DirectPublisher
 ) -> None:

@@ -3,11 +3,15 @@
 The disk stays the truth for joiners and restarts. When a direct transfer fails, or nobody is connected, the generation is
 on disk before anybody is told of it, as without the direct path. One version has one digest on both ways: the fingerprint
 of its packed bytes, which the manifest on disk vouches for beside its own SHA-256s.
+
+After each generation the disk is left to the ledger and to checkpoints for as long as that was written: a model whose generations
+take longer to write than a step would always be at it.
 """
 
 import logging
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -69,17 +73,25 @@ class DirectPublisher:
     """Used by the trainer's loop, in one thread; it writes in another."""
 
     def __init__(
-        self, root: Path, sender: Sends, *, bucket_bytes: int, full_every: int = 1, store: Stores | None = None
+        self,
+        root: Path,
+        sender: Sends,
+        *,
+        bucket_bytes: int,
+        full_every: int = 1,
+        store: Stores | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`root`: where generations are; every `full_every`-th is written whole, unless a `store` says how."""
+        """`root`: where generations are; every `full_every`-th is written whole, unless a `store` says how. `clock` times a write."""
         self._store: Stores = store or GenerationWriter(root, full_every=full_every)
-        self._root, self._sender, self._bucket_bytes = root, sender, bucket_bytes
+        self._root, self._sender, self._bucket_bytes, self._clock = root, sender, bucket_bytes, clock
         self._changed = threading.Condition()
         self._pending: _Copy | None = None  # a newer one takes its place: joiners want the newest alone
-        self._writing = self._closed = False
+        self._writing = self._closed = self._hurried = False
         self._stored: list[WeightsRef] = []
         self._failure: BaseException | None = None
         self._spare: list[Tensor] = []
+        self._rests = full_every == 1  # a delta is against the version before: none may be left out
         threading.Thread(target=self._write_all, name="weights-store", daemon=True).start()
 
     @property
@@ -121,7 +133,10 @@ class DirectPublisher:
     def finish(self, seconds: float = STORE_S) -> tuple[WeightsRef, ...]:
         """Wait for what is being written: as `stored`. DeadlineError when it takes longer."""
         with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
             done = self._changed.wait_for(lambda: self._pending is None and not self._writing, seconds)
+            self._hurried = False
         if not done:
             raise DeadlineError(f"a generation of weights was not on disk after {seconds:g} s", where=str(self._root))
         return self.stored()
@@ -162,17 +177,21 @@ class DirectPublisher:
         return torch.empty(total, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
 
     def _write_all(self) -> None:
+        took_s = 0.0
         while True:
             with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._hurried, took_s if self._rests else 0.0)
                 self._changed.wait_for(lambda: self._closed or self._pending is not None)
                 if self._closed or self._pending is None:
                     return
                 copy, self._pending, self._writing = self._pending, None, True
             failure: BaseException | None = None
+            began_s = self._clock()
             try:
                 self._write(copy)
             except BaseException as e:  # noqa: BLE001 - raised again in the loop's thread
                 failure = e
+            took_s = self._clock() - began_s
             with self._changed:
                 self._writing, self._failure = False, self._failure or failure
                 self._spare.append(copy.flat)
