@@ -60,7 +60,7 @@ def _aligned(size: int) -> int:
 def _touch(flat: Tensor) -> None:
     """Have the system find the memory for `flat`, by several threads. Locking would do it by one."""
     with ThreadPoolExecutor(TOUCHERS) as pool:
-        for _ in pool.map(Tensor.zero_, flat.split(TOUCH_BYTES)):
+        for _ in pool.map(Tensor.zero_, torch.split(flat, TOUCH_BYTES)):
             pass
 
 
