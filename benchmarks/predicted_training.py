@@ -2,7 +2,7 @@
 
     python -m benchmarks.predicted_training
 
-prints the table of docs/gpu.md. Nothing is fitted on these readings: `planner.cost.training` has products and attention from
+prints the table of docs/gpu-runs.md. Nothing is fitted on these readings: `planner.cost.training` has products and attention from
 the shipped H200 tables, 0.90 of products from another trainer, the attention kernel's share from its authors, and neither the
 floor a layer nor the fixed part of a step that a profile measures. `bench_trainer` made the readings.
 """

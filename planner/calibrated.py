@@ -53,7 +53,7 @@ ASSUMED_TRAIN_FIXED_S = 0.1
 """A turn: publication and flow's answers, 0.06 and more and about 0.04 s there. A checkpoint is not in it."""
 ASSUMED_TURN_S = 2.5e-3
 """For which a decode step of a part waits while another part of its card has its turn. Two H200 took 0.58 s a step and one in halves
-0.80 s, of 62 decode steps each (docs/gpu.md); half the card for kernels explains 0.07 s of the 0.22, and this the rest. A trainer's
+0.80 s, of 62 decode steps each (docs/gpu-runs.md); half the card for kernels explains 0.07 s of the 0.22, and this the rest. A trainer's
 kernels queue up and wait for no turn of their own."""
 
 OURS = "hexctl profile"  # how the provenance of our own engine's and trainer's rates begins
@@ -160,7 +160,7 @@ def _turn_floor_s(problem: Problem, kind: DeviceKind) -> float:
 
 def assumed(problem: Problem, engine: str = "torch") -> Problem:
     """The problem with floors of our trainer and engine on cards that nobody measured: launches and the host's work, as small
-    models met them on one H200 (`docs/gpu.md`). They bind where kernels are short, and are little beside a large model's."""
+    models met them on one H200 (`docs/gpu-runs.md`). They bind where kernels are short, and are little beside a large model's."""
     curves = context_of(problem).rates.curves
     kinds = {
         name: kind

@@ -8,7 +8,7 @@ from planner.errors import InvalidInput
 from planner.record import record, replace
 
 # Over host memory, as NCCL takes no card twice: 269 MB of weights came to the other part in 0.11 s while it generated
-# (docs/gpu.md), 0.45 of this, which is what weights sent straight reach of any link (`Assumptions.direct_efficiency`).
+# (docs/gpu-runs.md), 0.45 of this, which is what weights sent straight reach of any link (`Assumptions.direct_efficiency`).
 PART_LINK_BYTES_PER_S = 5.4e9
 
 

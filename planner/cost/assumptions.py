@@ -86,7 +86,7 @@ class Assumptions:
 
     swap_s: float = 0.04
     """Seconds for which a replica stops for weights that came into its second buffer: 0.040 and 0.037 s, vLLM with 1.5B and 7B on
-    H200 (docs/gpu.md)."""
+    H200 (docs/gpu-runs.md)."""
 
     direct_efficiency: float = 0.45
     """Share of link bandwidth that such a transfer reaches, checksums included: 178 and 231 of 450 GB/s, 3.55 and 15.2 GB
@@ -106,7 +106,7 @@ class Assumptions:
     """Most bytes of logits and their gradient that our trainer holds at once: two chunks of 2 GiB (`runtime/rl/train/room.py`)."""
 
     host_replica_bytes: float = 4.8e8
-    """Resident memory of a replica's own process and its warden: 0.47 + 0.012 GB (docs/gpu.md, SmolLM2-135M)."""
+    """Resident memory of a replica's own process and its warden: 0.47 + 0.012 GB (docs/gpu-runs.md, SmolLM2-135M)."""
 
     host_engine_bytes: float = 1.9e9
     """Resident memory of an engine's process a device, weights apart: 1.9 GB (same reading; its weights were 0.3 GB)."""

@@ -1,4 +1,4 @@
-"""What docs/gpu.md says of GPUs follows from the readings kept here."""
+"""What docs/gpu.md and docs/gpu-runs.md say of GPUs follows from the readings kept here."""
 
 import bisect
 import itertools
@@ -22,7 +22,7 @@ from runtime.config.problem import cluster_from_config, problem_from_config
 
 READINGS = Path(__file__).parent / "readings"
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "gpu.md").read_text()
+PAGE = "\n".join((ROOT / "docs" / page).read_text() for page in ("gpu-runs.md", "gpu.md"))
 FLAT = " ".join(PAGE.split())
 ETA = 4
 LONG_RUN: dict[str, Any] = {"file": "trainer-h200", "gpus": 1, "shape": "1.5b", "length": 8192}
@@ -412,6 +412,89 @@ def test_the_third_step_is_told_beside_its_predictions() -> None:
     (kind,) = decode((READINGS / "calibration-third-2xh200.json").read_text()).kinds
     full = max((r for r in kind.engine if r.phase == "decode"), key=lambda r: r.running)
     assert f"of {full.running} samples took {full.running / full.tokens_per_s * 1e3:.1f} ms in the two seconds" in FLAT
+
+
+def test_the_step_of_a_profile_with_both_at_work_is_told_beside_its_prediction() -> None:
+    read = json.loads((READINGS / "predicted-beside-2xh200.json").read_text())
+    steps = [json.loads(line) for line in (READINGS / "beside-smollm2-2xh200.jsonl").read_text().splitlines()]
+    times = [r["time_unix_s"] for r in steps]
+    assert (times[109] - times[13]) / 96 == pytest.approx(read["step_s"], abs=1e-3)
+    assert (read["steps"], read["periods"]) == (96, 3)
+    assert_told(read, ", both at work")
+    assert reckoned_step_s(2, "calibration-beside-2xh200.json", read) == pytest.approx(
+        read["at_lengths"]["step_s"], rel=0.01
+    )
+    assert max(r["staleness_max"] for r in steps) == ETA
+    planned = read["planned"]["step_s"]
+    off = f"{planned / read['step_s'] - 1:+.1%}".replace("%", " %")
+    assert f"{planned:.3f} s had been predicted, {off}" in FLAT
+    assert f"a factor of {read['factors']['H200 rollout']:.2f}" in FLAT
+    assert pace(steps) in FLAT.replace("\n", " ")
+    stops = []
+    for name in ("beside", "third"):
+        (kind,) = decode((READINGS / f"calibration-{name}-2xh200.json").read_text()).kinds
+        (update,) = kind.updates
+        stops.append(f"{update.swap_s * 1e3:.0f} ms")
+    assert f"New weights stopped the engine for {stops[0]}" in FLAT
+    assert f"smaller KV cache; {stops[1]} in the profile before" in FLAT
+
+
+def pace(steps: list[dict[str, Any]]) -> str:
+    """Of plain decode steps after the first ones."""
+    plain = [r["engine_step_s"] * 1e3 for r in steps[12:] if "engine_step_s" in r]
+    tenths = statistics.quantiles(plain, n=10)
+    mean, fast, slow = (f"{x:.1f} ms" for x in (statistics.fmean(plain), tenths[0], tenths[-1]))
+    return f"{mean} in the mean, {fast} in the fastest tenth of the steps, more than {slow} in the slowest"
+
+
+def test_the_step_of_the_larger_shape_is_told_beside_its_prediction() -> None:
+    read = json.loads((READINGS / "predicted-large-2xh200.json").read_text())
+    steps = [json.loads(line) for line in (READINGS / "large-2xh200.jsonl").read_text().splitlines()]
+    times = [r["time_unix_s"] for r in steps]
+    assert (times[43] - times[11]) / 32 == pytest.approx(read["step_s"], abs=1e-3)
+    assert (read["steps"], read["periods"]) == (32, 2)
+    assert_told(read, ", 1.5B")
+    rollout_s = read["at_lengths"]["rollout_s"]
+    assert (
+        f"predicted to take {rollout_s:.2f} s and took {read['step_s']:.2f} ({rollout_s / read['step_s'] - 1:.0%}".replace(
+            "%", " %"
+        )
+        in FLAT
+    )
+    assert f"its factor was {read['factors']['H200 rollout']:.2f}" in FLAT
+    plain = statistics.fmean(r["engine_step_s"] for r in steps[12:] if "engine_step_s" in r)
+    (kind,) = decode((READINGS / "calibration-large-2xh200.json").read_text()).kinds
+    full = max((r for r in kind.engine if r.phase == "decode"), key=lambda r: r.running)
+    profiled = full.running / full.tokens_per_s
+    assert f"took {plain * 1e3:.1f} ms in the mean where the profile had seen {profiled * 1e3:.1f} ms" in FLAT
+    by = read["learnt"]
+    off = f"{by['step_s'] / by['measured_s'] - 1:+.1%}".replace("%", " %")
+    known = f"after {by['after_steps']} steps was {by['step_s']:.3f} s"
+    assert f"{known}, the {by['steps']} steps after that took {by['measured_s']:.3f} s: {off}" in FLAT
+    apart = statistics.fmean(r["engine_trainer_logprob_diff"] for r in steps if "engine_trainer_logprob_diff" in r)
+    most = max(r.get("engine_trainer_logprob_diff_max", 0.0) for r in steps)
+    assert f"{apart:.3f} apart in a token's logprob, at most {most:.2f}" in FLAT
+    stood = [r["checkpoint_s"] for r in (steps[15], steps[31])]
+    assert f"the first checkpoint stood still for {stood[0]:.1f} s, the second for {stood[1]:.1f}" in FLAT
+    written = sorted(r["checkpoint_write_s"] for r in steps if r["checkpoint_write_s"])
+    assert f"in {written[0]:.0f} to {written[1]:.0f} s, beside" in FLAT
+    turns = [r["train_s"] + r["publish_s"] for r in steps[16:27] + steps[32:41]]
+    assert max(turns) < 1.1, "whether a checkpoint is written beside or not"
+    assert f"turn took {statistics.median(turns):.1f} s whether" in FLAT
+
+
+def test_commits_beside_a_large_file_are_told_as_read() -> None:
+    read = json.loads((READINGS / "disk-h200-host.json").read_text())
+    for key, name in (("at_once", "in one go"), ("by_portions", "by portions")):
+        way = read[key]
+        rate = way["bytes"] / way["seconds"] / 1e9
+        assert f"| {name} | {rate:.2f} GB/s | {way['median_ms']:.1f} ms | {way['max_ms']:.0f} ms |" in PAGE
+    steps = [json.loads(line) for line in (READINGS / "beside-smollm2-2xh200.jsonl").read_text().splitlines()]
+    assert all(0.8 < steps[i]["flow_commit_s"] < 0.95 for i in (35, 66))
+    assert statistics.median(r["flow_commit_s"] for r in steps) == pytest.approx(0.1, abs=0.05)
+    lock = read["lock_8_gib"]
+    touched, locked, before = (lock[k] for k in ("touched_first_s", "lock_touched_s", "lock_untouched_s"))
+    assert f"{touched:.1f} + {locked:.1f} s instead of {before:.1f}" in FLAT
 
 
 def test_where_the_engines_thread_spends_its_time_is_told_as_read() -> None:
