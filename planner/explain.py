@@ -14,6 +14,7 @@ from planner.plan import Placement, Plan, Prediction, Stage
 from planner.search import trained_on
 from planner.solution import Explanation
 
+UNEVEN = 0.1  # a rate that was so much lower in one of its spells is said to have been
 _TELLING = 0.05  # share of something from which a part of it is told
 
 
@@ -34,7 +35,9 @@ def explain(cost: CostModel, scored: Scored, bound: Bound, runner_up: Scored | N
     else:
         head = f"training and rollout are balanced at {unit(p.step_s)} a step"
     lines = [*(_group_line(cost, p, c, len(scored.sides) > 1) for p, c in scored.sides), _rollout_line(rollouts)]
-    lines += _long_samples(rollouts) + _shared_prompts(cost, rollouts) + _checkpoints(cost, p)
+    lines += (
+        _long_samples(rollouts) + _shared_prompts(cost, rollouts) + _uneven(cost, rollouts, p) + _checkpoints(cost, p)
+    )
     lines += _sharing(scored.plan) + _weights(cost, scored.plan, p.update_s) + _host(cost, scored.plan)
     lines += _roles(cost, train, rollouts)
     if p.egress_usd_per_step:
@@ -123,6 +126,25 @@ def _shared_prompts(cost: CostModel, rollouts: tuple[Placement, ...]) -> list[st
     return [
         f"{shared.group} samples of a prompt share {shared.tokens:.0f} of its {m.prompt:.0f} tokens on a replica: {each:.0f} are "
         f"prefilled a sample, and {running} running ones hold {shared.held_groups(running):.0f} prompts"
+    ]
+
+
+def _uneven(cost: CostModel, rollouts: tuple[Placement, ...], p: Prediction) -> list[str]:
+    """Kinds whose engine was slower for a while when it was measured, and what such a while makes of rollout: a prediction is of
+    the mean."""
+    known = cost.problem.calibration
+    shares = {
+        kind: min((r.slowest for r in tables.engine if r.slowest is not None), default=1.0)
+        for kind in dict.fromkeys(cost.problem.cluster.kinds[r.kind].measured_as for r in rollouts)
+        if known is not None and (tables := known.of(kind)) is not None
+    }
+    uneven = {kind: share for kind, share in shares.items() if share < 1 - UNEVEN}
+    if not uneven:
+        return []
+    words = " and ".join(f"{1 - share:.0%} slower on {kind}" for kind, share in uneven.items())
+    most_s = p.rollout_s / min(uneven.values())
+    return [
+        f"the engine was {words} for seconds when measured: while it is, rollout takes up to {_seconds(most_s)} a step"
     ]
 
 

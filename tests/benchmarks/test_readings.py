@@ -497,6 +497,34 @@ def test_commits_beside_a_large_file_are_told_as_read() -> None:
     assert f"{touched:.1f} + {locked:.1f} s instead of {before:.1f}" in FLAT
 
 
+def test_the_summary_is_of_the_newest_readings() -> None:
+    """Each row of docs/gpu.md's table that has readings here."""
+    summary = " ".join((ROOT / "docs" / "gpu.md").read_text().split())
+
+    def read(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((READINGS / f"{name}.json").read_text())
+        return found
+
+    live = read("live-third-smollm2-2xh200")
+    took = {k: live[f"{k}_in_service_s"] for k in DISTURBANCES}
+    roles = [f"{took[k]:.0f} s" for k in ("swap", "swap_back", "kill_rollout", "kill_train")]
+    assert f"filled again after {', '.join(roles)}, {took['kill_daemon']:.1f} s;" in summary
+    assert f"{live['daemon_core_share_a_device']:.2%}, no GPU memory".replace("%", " %", 1) in summary
+    assert f"at most {live['logprob_difference_max']:.2f} |" in summary
+    weights = read("weights-2xh200")
+    told = [
+        f"{n} {(w := weights[f'vllm_{n.lower()}'])['update_s'] * 1e3:.1f} ms of {w['goal_s'] * 1e3:.1f} ms"
+        for n in ("1.5B", "7B")
+    ]
+    assert ", ".join(told) in summary
+    beside, large = (read(f"predicted-{n}-2xh200") for n in ("beside", "large"))
+    off = [f"{r['at_lengths']['step_s'] / r['step_s'] - 1:+.1%}".replace("%", " %") for r in (beside, large)]
+    assert f"SmolLM2-135M {off[0]}; the 1.5B shape, profiled on another machine: **{off[1]}**" in summary
+    generation = read("generation-h200")
+    ratio = generation["hexctl_1.5b_256_sequences_tokens_per_s"] / generation["vllm_1.5b_256_sequences_tokens_per_s"]
+    assert f"1.5B, 256 sequences: {ratio:.2f} x on one H200" in summary
+
+
 def test_where_the_engines_thread_spends_its_time_is_told_as_read() -> None:
     read = json.loads((READINGS / "engine-thread-2xh200.json").read_text())
     share = {k: f"{v * 100:.0f}" for k, v in read["shares"].items()}

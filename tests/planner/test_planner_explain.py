@@ -5,6 +5,7 @@ from fleets import BANDWIDTH, COMPUTE, FLEET_OF_FIVE, SLOW, cluster, kind, probl
 from hypothesis import assume, given, settings
 
 from planner import Capabilities, Feasible, Problem, Solution, solve
+from planner.calibration import Calibration, EngineRate, KindTables, Provenance
 from planner.cluster import Device
 from planner.override import Override
 from planner.record import replace
@@ -56,6 +57,27 @@ def test_shared_prompts_and_checkpoints_are_told_where_they_matter() -> None:
     assert "checkpoints" not in told(p)
     saving = slow(p, "compute", train_fixed_s=5.0, checkpoint_s=5.0)
     assert "checkpoints are 5 s of a step's training (one in 4 steps: 20 s each)" in told(saving)
+
+
+def test_a_pace_that_was_not_steady_is_told_beside_what_it_costs() -> None:
+    p = pinned()
+
+    def measured(slowest: float | None) -> Problem:
+        rate = EngineRate(
+            phase="decode", model="m", params=1, tp=1, running=1, context=1, tokens_per_s=1.0, slowest=slowest
+        )
+        tables = KindTables(
+            kind="bandwidth", provenance=Provenance(source="a test", how="measured", host="h"), engine=(rate,)
+        )
+        return replace(p, calibration=Calibration(kinds=(tables,)))
+
+    found = planned(measured(0.75))
+    (line,) = [x for x in found.explanation.lines if "slower on" in x]
+    rollout_s = found.prediction.rollout_s
+    assert line.startswith("the engine was 25% slower on bandwidth for seconds when measured")
+    assert line.endswith(f"rollout takes up to {rollout_s / 0.75:.3g} s a step")
+    for steady in (0.95, None):
+        assert "slower on" not in "\n".join(planned(measured(steady)).explanation.lines)
 
 
 def test_each_bottleneck_is_found() -> None:

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hexctl.cli.render.text import DASH, duration, number, size, table
-
-UNEVEN = 0.1  # a rate that was so much lower in one of its spells is said to have been
+from planner.explain import UNEVEN
 
 
 def profile_text(document: Mapping[str, Any]) -> str:
