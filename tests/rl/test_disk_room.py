@@ -7,6 +7,7 @@ import pytest
 from runtime.errors import WeightsError
 from runtime.rl.train.checkpoint import list_complete
 from runtime.rl.train.disk_room import MARGIN_BYTES, free_bytes, make_room
+from runtime.rl.weights.sealed import LARGE_BYTES, remove_sealed
 from tests.rl import gang_rank
 from tests.rl.test_saving import a_trainer
 
@@ -78,6 +79,26 @@ def test_the_newest_of_every_lineage_stays(tmp_path: Path) -> None:
     with pytest.raises(WeightsError):
         make_room(root, 1, lambda _: 0)
     assert sorted(p.name for p in root.iterdir()) == ["s00000001-l0", "s00000003-l1", broken.name]
+
+
+def test_what_is_being_removed_counts_as_room(tmp_path: Path) -> None:
+    """No checkpoint makes way for the while that an older one takes to go."""
+    root = tmp_path / "checkpoints"
+    old = root / "s00000000-l9"
+    old.mkdir(parents=True)
+    with (old / "tensors").open("wb") as f:
+        f.truncate(LARGE_BYTES)  # a hole
+    trainer = a_trainer(tmp_path)
+    for step in range(2):
+        trainer.train_step(gang_rank.batch(step))
+        trainer.save_checkpoint(f"h{step}")
+
+    def free(folder: Path) -> int:
+        return 2 * LARGE_BYTES - used(folder)
+
+    remove_sealed(old, beside=True)
+    make_room(root, LARGE_BYTES, free)
+    assert [m.step for m in list_complete(root)] == [0, 1]
 
 
 def test_the_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import stat
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from runtime.errors import WeightsError
-from runtime.rl.weights.sealed import LARGE_BYTES, TEMPORARY, remove_sealed
+from runtime.rl.weights.sealed import LARGE_BYTES, TEMPORARY, remove_sealed, wait_removed
 from runtime.rl.weights.tensor_file import TensorFile, TensorShape, bytes_of, write_file
 
 DTYPES = [
@@ -95,9 +94,7 @@ def test_a_large_folder_is_out_of_sight_at_once_and_gone_soon(tmp_path: Path) ->
         os.truncate(f.fileno(), LARGE_BYTES)  # a hole: large for whoever asks, nothing on the disk
     remove_sealed(folder, beside=True)
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(TEMPORARY)] == []
-    for thread in threading.enumerate():
-        if thread.name == "remove":
-            thread.join(60)
+    wait_removed()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from runtime.errors import WeightsError
 from runtime.rl.train.checkpoint import complete_folders
-from runtime.rl.weights.sealed import remove_sealed
+from runtime.rl.weights.sealed import remove_sealed, wait_removed
 
 FreeBytes = Callable[[Path], int]
 MARGIN_BYTES = 2**20  # manifest, folder, and what the file system needs to note them
@@ -24,6 +24,9 @@ def make_room(root: Path, needed: int, free: FreeBytes = free_bytes) -> None:
     """Remove complete checkpoints below `root`, oldest first, until `needed` bytes are free. The newest of every lineage stays:
     a trainer that starts anew may need it. WeightsError when that is not enough; then nothing was begun."""
     needed += MARGIN_BYTES
+    if free(root) >= needed:
+        return
+    wait_removed()
     if free(root) >= needed:
         return
     for folders in complete_folders(root).values():

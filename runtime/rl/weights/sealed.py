@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ TENSORS = "tensors.safetensors"
 TEMPORARY = ".new-"  # prefix of a folder being written; a crash may leave one, nobody reads it
 FORMAT = 1
 LARGE_BYTES = 2**28  # of a folder
+REMOVED_S = 60.0
+_removing: list[threading.Thread] = []  # of this process
 
 
 @record
@@ -163,14 +166,23 @@ def read_tensors(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
 def remove_sealed(folder: Path, *, beside: bool = False) -> None:
     """Remove a folder: first renamed out of sight, so that no reader ever lists a half-removed one.
 
-    `beside`: a large one is given back to the disk by a thread, as some GB take seconds; what a death leaves of it goes with
-    `sweep`."""
+    `beside`: a large one is given back to the disk by a thread, as some GB take seconds (`wait_removed`); what a death leaves of
+    it goes with `sweep`."""
     hidden = folder.parent / f"{TEMPORARY}gone-{uuid.uuid4().hex[:8]}"
     folder.rename(hidden)
     if beside and sum(p.stat().st_size for p in hidden.iterdir()) >= LARGE_BYTES:
-        threading.Thread(target=shutil.rmtree, args=(hidden, True), name="remove", daemon=True).start()
+        thread = threading.Thread(target=shutil.rmtree, args=(hidden, True), name="remove", daemon=True)
+        thread.start()
+        _removing[:] = [t for t in _removing if t.is_alive()] + [thread]
     else:
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+def wait_removed(seconds: float = REMOVED_S) -> None:
+    """Until all that is removed beside is given back to the disk, or so long."""
+    deadline_s = time.monotonic() + seconds
+    for thread in _removing:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def sweep(root: Path) -> int:
