@@ -476,6 +476,8 @@ def test_the_step_of_the_larger_shape_is_told_beside_its_prediction() -> None:
     assert f"{apart:.3f} apart in a token's logprob, at most {most:.2f}" in FLAT
     stood = [r["checkpoint_s"] for r in (steps[15], steps[31])]
     assert f"the first checkpoint stood still for {stood[0]:.1f} s, the second for {stood[1]:.1f}" in FLAT
+    long = [r["publish_s"] for r in steps[2:] if r["publish_s"] > 1]
+    assert f"still took {long[0]:.1f} and {long[1]:.1f} s" in FLAT
     written = sorted(r["checkpoint_write_s"] for r in steps if r["checkpoint_write_s"])
     assert f"in {written[0]:.0f} to {written[1]:.0f} s, beside" in FLAT
     turns = [r["train_s"] + r["publish_s"] for r in steps[16:27] + steps[32:41]]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from planner.record import record
 from runtime.errors import DeadlineError, RunError, WeightsError
+from runtime.rl.host_room import HostRoom
 from runtime.rl.types import ChannelOffer, WeightsRef
 from runtime.rl.weights.channel import Transfer
 from runtime.rl.weights.generation import GenerationWriter, generation_folder
@@ -56,7 +57,7 @@ class _Copy:
 
     ref: WeightsRef
     layout: Layout
-    flat: Tensor
+    room: HostRoom
 
 
 class Stores(Protocol):
@@ -90,7 +91,7 @@ class DirectPublisher:
         self._writing = self._closed = self._hurried = False
         self._stored: list[WeightsRef] = []
         self._failure: BaseException | None = None
-        self._spare: list[Tensor] = []
+        self._spare: list[HostRoom] = []
         self._rests = full_every == 1  # a delta is against the version before: none may be left out
         threading.Thread(target=self._write_all, name="weights-store", daemon=True).start()
 
@@ -117,7 +118,7 @@ class DirectPublisher:
         copy = self._copy(source, publication.ref.digest)
         with self._changed:
             if self._pending is not None:
-                self._spare.append(self._pending.flat)
+                self._spare.append(self._pending.room)
             self._pending = copy
             self._changed.notify_all()
 
@@ -156,7 +157,8 @@ class DirectPublisher:
     def _copy(self, source: WeightsSource, digest: str | None) -> _Copy:
         """The source's weights in host memory. WeightsError when they are not those of `digest`."""
         layout = lay_out(source.weight_specs(), self._bucket_bytes)
-        flat = self._space(layout.total)
+        room = self._room(layout.total)
+        flat = room.flat
         on_device = False
         for begin, data in pieces(layout, source.full_weights()):
             on_device = on_device or data.is_cuda
@@ -165,16 +167,16 @@ class DirectPublisher:
             torch.cuda.synchronize()
         if digest is None:
             digest = fingerprint_of(layout, flat, lineage=source.lineage, version=source.version)
-        return _Copy(ref=self._ref(source, digest), layout=layout, flat=flat)
+        return _Copy(ref=self._ref(source, digest), layout=layout, room=room)
 
-    def _space(self, total: int) -> Tensor:
-        """Host memory for a copy, page-locked where there is a GPU: it is used again, since locking takes seconds."""
+    def _room(self, total: int) -> HostRoom:
+        """Host memory for a copy, used again."""
         with self._changed:
             while self._spare:
-                flat = self._spare.pop()
-                if flat.numel() == total:
-                    return flat
-        return torch.empty(total, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+                room = self._spare.pop()
+                if room.flat.numel() == total:
+                    return room
+        return HostRoom(total, locked=torch.cuda.is_initialized())
 
     def _write_all(self) -> None:
         took_s = 0.0
@@ -194,7 +196,7 @@ class DirectPublisher:
             took_s = self._clock() - began_s
             with self._changed:
                 self._writing, self._failure = False, self._failure or failure
-                self._spare.append(copy.flat)
+                self._spare.append(copy.room)
                 if failure is None:
                     self._stored.append(copy.ref)
                 self._changed.notify_all()
@@ -202,8 +204,8 @@ class DirectPublisher:
     def _write(self, copy: _Copy) -> None:
         """To disk, once its bytes have the digest that engines report."""
         ref = copy.ref
-        found = fingerprint_of(copy.layout, copy.flat, lineage=ref.lineage, version=ref.version)
+        found = fingerprint_of(copy.layout, copy.room.flat, lineage=ref.lineage, version=ref.version)
         if found != ref.digest:
             raise WeightsError("the copy for the disk is not what was sent", got=found, expected=ref.digest)
-        tensors: Mapping[str, Tensor] = dict(copy.layout.views(copy.flat))
+        tensors: Mapping[str, Tensor] = dict(copy.layout.views(copy.room.flat))
         self._store.write(tensors, lineage=ref.lineage, version=ref.version, fingerprint=ref.digest)
