@@ -328,6 +328,7 @@ def sample_snapshot(seq: int = 1) -> Snapshot:
             folder="runs/local-7f3a",
             state="running",
             label="simulated",
+            simulation_speed=60.0,
             started_at_s=START_S,
             consent="ask",
             hexctl_version="0.1.0",

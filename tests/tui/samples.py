@@ -59,7 +59,7 @@ def paced_snapshot() -> Snapshot:
     )
     assert base.flow is not None
     flow = replace(base.flow, usd_per_h=None, usd_per_mtok=None, metrics={"entropy": 0.4, "step_s": 1.42})
-    run = replace(base.run, label="paced", consent="auto")
+    run = replace(base.run, label="paced", simulation_speed=None, consent="auto")
     return replace(
         base, devices=rows, flow=flow, run=run, proposal=None, plan=None, series={**base.series, "usd_per_mtok": ()}
     )
