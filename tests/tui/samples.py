@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from hexctl.tui.app import HexApp
-from hexctl.tui.sample import NOW_S, device, event_rows, plan_in_force, sample_snapshot, small_fleet, wide_snapshot
+from hexctl.tui.measure import wide_snapshot
+from hexctl.tui.sample import NOW_S, device, event_rows, plan_in_force, sample_snapshot, small_fleet
 from hexctl.tui.theme import load_theme
 from planner.record import replace
 from runtime.api.wire import Command, CommandResult, EventRow, FlowView, MigrationView, Snapshot
