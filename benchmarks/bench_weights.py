@@ -21,219 +21,28 @@ import statistics
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-MODELS = Path(__file__).resolve().parents[1] / "configs" / "models"
-SHAPES = {"1.5b": "r1-distill-qwen-1.5b", "7b": "qwen2.5-7b"}
-LAST = "figures "  # begins each line of a child that holds figures
-REPLY_S = 900.0  # an engine of 7B compiles for minutes
+from benchmarks.weights_ends import (
+    COMPILE_S,
+    LAST,
+    MODELS,
+    START_S,
+    engine,
+    link,
+    patience_s,
+    trainer,
+    weight_bytes,
+)
+
 GOAL_RATIO, GOAL_S = 1.5, 0.05
-
-
-def model_config(shape: str) -> dict[str, Any]:
-    """config.json of a shape: of ours, or of a folder or file."""
-    name = SHAPES.get(shape, shape)
-    path = MODELS / name / "config.json" if (MODELS / name).is_dir() else MODELS / f"{name}.json"
-    config: dict[str, Any] = json.loads(path.read_text())
-    return config
 
 
 def goal_s(size: int, bytes_per_s: float) -> float:
     """Most seconds that an update should take."""
     return GOAL_RATIO * size / bytes_per_s + GOAL_S
-
-
-def say(**figures: Any) -> None:
-    """One answer to the parent."""
-    print(LAST + json.dumps(figures), flush=True)
-
-
-def commands() -> "queue.Queue[dict[str, Any]]":
-    """What the parent says, as it comes."""
-    arrived: queue.Queue[dict[str, Any]] = queue.Queue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            arrived.put(json.loads(line))
-        arrived.put({"do": "end"})
-
-    threading.Thread(target=read, daemon=True).start()
-    return arrived
-
-
-# Children
-
-
-def link(given: argparse.Namespace) -> None:
-    """One end of the plain broadcasts."""
-    import torch
-
-    from runtime.rl.weights.group import Group, reach_store, serve_store
-
-    device = torch.device("cuda:0" if given.device == "cuda" else "cpu")
-    if given.rank == 0:
-        store, port = serve_store("127.0.0.1", 120.0)
-        say(port=port)
-    else:
-        store = reach_store("127.0.0.1", given.port, 120.0)
-    group = Group(store, name="link", rank=given.rank, world=2, host="127.0.0.1", device=device, timeout_s=120.0)
-    data = torch.zeros(given.bytes, dtype=torch.uint8, device=device)
-    taken = []
-    for _ in range(given.updates + 2):
-        group.finish(group.broadcast(data[:8]), time.monotonic() + 120)  # both are there
-        _settle(device)
-        began = time.perf_counter()
-        group.finish(group.broadcast(data), time.monotonic() + 120)
-        _settle(device)
-        taken.append(time.perf_counter() - began)
-    group.abort()
-    say(seconds=taken[2:])
-
-
-def _settle(device: Any) -> None:
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize()
-
-
-def trainer(given: argparse.Namespace) -> None:
-    """Dummy weights and a sender; every update has other values."""
-    import torch
-
-    from runtime.rl.engine.vllm_host.model_folder import expected_shapes
-    from runtime.rl.weights.layout import TensorSpec, lay_out
-    from runtime.rl.weights.sender import WeightsSender
-
-    device = torch.device("cuda:0" if given.device == "cuda" else "cpu")
-    dtype = getattr(torch, given.dtype)
-
-    class Dummy:
-        lineage, version = 0, 0
-
-        def __init__(self) -> None:
-            generator = torch.Generator(device=device).manual_seed(0)
-            self.tensors = {
-                n: torch.randn(s, generator=generator, device=device, dtype=torch.float32).mul_(0.02).to(dtype)
-                for n, s in expected_shapes(model_config(given.shape))
-            }
-
-        def weight_specs(self) -> list[TensorSpec]:
-            return [TensorSpec(name=n, shape=tuple(t.shape), dtype=given.dtype) for n, t in self.tensors.items()]
-
-        def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-            yield from self.tensors.items()
-
-        def step(self) -> None:
-            self.version += 1
-            for tensor in self.tensors.values():
-                tensor.mul_(0.999)
-
-    source = Dummy()
-    sender = WeightsSender(
-        host="127.0.0.1", trainer_epoch=1, device=device, bucket_bytes=int(given.bucket), deadline_s=120.0
-    )
-    total = lay_out(source.weight_specs(), int(given.bucket)).total
-    say(offer={k: getattr(sender.offer, k) for k in sender.offer.__dataclass_fields__}, bytes=total)
-    arrived = commands()
-    while (command := arrived.get())["do"] != "end":
-        if command["do"] == "members":
-            say(members=len(sender.members))
-            continue
-        source.step()
-        _settle(device)
-        sent = sender.transfer(source)
-        assert sent is not None
-        say(**{k: getattr(sent, k) for k in sent.__dataclass_fields__})
-    sender.close()
-
-
-def engine(given: argparse.Namespace) -> None:
-    """Generates without end; joins and swaps when told to."""
-    from runtime.rl.protocols import TakesDirect
-    from runtime.rl.types import ChannelMember, ChannelOffer, Lease, SampleId, WeightsRef
-
-    made = _engine(given)
-    assert isinstance(made, TakesDirect)
-    arrived = commands()
-    say(up=True)
-    group = 0
-    while True:
-        try:
-            command = arrived.get_nowait()
-        except queue.Empty:
-            if made.version is None:
-                command = arrived.get()
-            else:
-                while len(made.held()) < given.sequences:
-                    group += 1
-                    made.add(
-                        [
-                            Lease(
-                                sample=SampleId(group, 0), epoch=1, prompt_tokens=(3, 4, 5), max_new_tokens=given.tokens
-                            )
-                        ]
-                    )
-                made.step()
-                continue
-        match command["do"]:
-            case "join":
-                made.join(ChannelOffer(**command["offer"]), ChannelMember(replica="bench", epoch=1))
-            case "swap":
-                ref = WeightsRef(path="", **command["ref"])
-                began = time.monotonic()
-                while not made.swap_weights(ref):
-                    if time.monotonic() - began > 60:
-                        raise SystemExit("the update did not come")
-                stats = made.stats()
-                say(pause_s=stats.update_pause_s, receive_s=stats.update_receive_s, decoded=stats.decoded_tokens)
-            case _:
-                break
-    made.close()
-
-
-def _engine(given: argparse.Namespace) -> Any:
-    from runtime.rl.engine.spec import EngineSpec, VllmSpec
-
-    model = model_config(given.shape)
-    longest = given.tokens + 8
-    if given.engine == "torch":
-        from runtime.rl.engine.torch_engine import TorchEngine
-        from runtime.rl.model import DecoderConfig
-        from runtime.rl.weights import read_generation
-
-        spec = EngineSpec(
-            slots=given.sequences,
-            max_length=longest,
-            kv_tokens=given.sequences * longest,
-            eos_ids=frozenset(),
-            seed=1,
-            dtype=given.dtype,
-            device="cuda:0" if given.device == "cuda" else "cpu",
-        )
-        return TorchEngine(DecoderConfig.from_hf(model), spec, read_generation)
-    from runtime.rl.engine.vllm_engine import VllmEngine
-
-    return VllmEngine(
-        VllmSpec(
-            model=model,
-            slots=given.sequences,
-            max_length=longest,
-            eos_ids=frozenset(),
-            seed=1,
-            dtype=given.dtype,
-            device=given.device,
-            gpu_memory_share=given.share,
-            eager=given.device == "cpu",
-            second_buffer=True,
-        )
-    )
-
-
-# The parent
 
 
 class Child:
@@ -267,8 +76,13 @@ class Child:
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
 
-    def says(self) -> dict[str, Any]:
-        line = self._lines.get(timeout=REPLY_S)
+    def says(self, what: str, deadline_s: float) -> dict[str, Any]:
+        """Its next answer. `what` is waited for, as it is said on stderr."""
+        print(f"{self._name}: {what}, at most {deadline_s:.0f} s", file=sys.stderr, flush=True)
+        try:
+            line = self._lines.get(timeout=deadline_s)
+        except queue.Empty:
+            raise SystemExit(f"{self._name}: {what}: not within {deadline_s:.0f} s") from None
         if line is None:
             raise SystemExit(f"{self._name}: ended with {self._process.wait(30)}")
         found: dict[str, Any] = json.loads(line)
@@ -288,10 +102,11 @@ def link_seconds(size: int, shape: str, given: argparse.Namespace) -> float:
     """Median of plain broadcasts of `size` bytes."""
     first = Child("link", shape, given, 0, "--rank", 0, "--bytes", size)
     try:
-        port = first.says()["port"]
+        port = first.says("starting", START_S)["port"]
         second = Child("link", shape, given, 1, "--rank", 1, "--bytes", size, "--port", port)
         try:
-            ends = (first.says()["seconds"], second.says()["seconds"])
+            most_s = patience_s(size, given.updates + 2)
+            ends = [end.says("plain broadcasts", most_s)["seconds"] for end in (first, second)]
         finally:
             second.end()
     finally:
@@ -303,21 +118,17 @@ def updates(engine_name: str, shape: str, given: argparse.Namespace) -> dict[str
     """Figures of one engine and shape: medians over the updates after the first, which makes the group and the buffers."""
     sender = Child("trainer", shape, given, 0)
     try:
-        told = sender.says()
+        told = sender.says("making the weights", patience_s(weight_bytes(shape, given.dtype)))
         size = told["bytes"]
         plain_s = link_seconds(size, shape, given)
         taker = Child("engine", shape, given, 1, "--engine", engine_name)
         try:
-            taker.says()
+            taker.says(f"starting {engine_name}", COMPILE_S + patience_s(size))
             taker.tell(do="join", offer=told["offer"])
-            until = time.monotonic() + 60
-            while True:
-                sender.tell(do="members")
-                if sender.says()["members"]:
-                    break
-                if time.monotonic() > until:
-                    raise SystemExit("the engine does not connect")
-            rows = [_update(sender, taker) for _ in range(given.updates + 1)]
+            sender.tell(do="members")
+            if not sender.says("the engine connects", 2 * START_S)["members"]:
+                raise SystemExit(f"the engine does not connect within {START_S:.0f} s")
+            rows = [_update(sender, taker, f"update {i} of {given.updates}", size) for i in range(given.updates + 1)]
         finally:
             taker.end()
     finally:
@@ -328,11 +139,12 @@ def updates(engine_name: str, shape: str, given: argparse.Namespace) -> dict[str
             "met": figures["update_s"] <= goal}  # fmt: skip
 
 
-def _update(sender: Child, taker: Child) -> dict[str, float]:
+def _update(sender: Child, taker: Child, what: str, size: int) -> dict[str, float]:
+    most_s = 2 * patience_s(size)  # the children give up before
     sender.tell(do="transfer")
-    sent = sender.says()
+    sent = sender.says(f"{what}: sending", most_s)
     taker.tell(do="swap", ref={k: sent[k] for k in ("lineage", "version", "digest")})
-    taken = taker.says()
+    taken = taker.says(f"{what}: swapping in", most_s)
     return {
         "update_s": sent["prepare_s"] + sent["transfer_s"] + taken["pause_s"],
         "prepare_s": sent["prepare_s"],

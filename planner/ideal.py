@@ -138,7 +138,7 @@ class IdealTrainer:
         cluster = self.pools.cluster
         local = local_link(cluster, cluster.kinds[block.kind])
         kind = self.lanes.keys[lane][0]
-        holding = sum(n >= block.tp for at in self.pools.machines[kind] for n in at)
+        holding = self.lanes.holding[kind, block.tp]
         fewest = max(at_least, int(self.lanes.fewest[self.lanes.start[lane] + block.dp]))
         most = max(fewest, min(block.dp, holding))
         choices: Sequence[int] = range(fewest, most + 1)

@@ -17,14 +17,12 @@ from planner.cost.lengths import quantiles
 from planner.cost.memory import state_bytes_per_param
 from planner.cost.model import CostModel
 from planner.cost.network import best_of, local_link
-from planner.cost.training import crossing_s, split_layers
+from planner.cost.training import IMBALANCE_DRAWS, crossing_s, split_layers
 from planner.pools import Pools
 from planner.space import BlockShape, tp_degrees
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-_IMBALANCE_DRAWS = 1024  # the draws `cost.training.imbalance` takes, as long as there are no more workers
 
 
 class Table:
@@ -51,12 +49,12 @@ class Straggler:
 
     def __init__(self, cost: CostModel) -> None:
         ctx, samples = cost.context, cost.problem.workload.samples_per_step
-        self.draws = min(samples, _IMBALANCE_DRAWS)
+        self.draws = min(samples, IMBALANCE_DRAWS)
         lengths = ctx.m.prompt + quantiles(ctx.workload.response, self.draws)
         self.longest = float(lengths[-1] / lengths.sum())
         self.shortest = np.concatenate([[0.0], np.cumsum(lengths)]) / lengths.sum()
         # With more workers than draws there is a draw for each; the mean of any number of draws is below this.
-        most_mean = ctx.m.prompt + ctx.m.response + ctx.workload.response.max_tokens / (2 * _IMBALANCE_DRAWS)
+        most_mean = ctx.m.prompt + ctx.m.response + ctx.workload.response.max_tokens / (2 * IMBALANCE_DRAWS)
         self.beyond = max(1.0, float(lengths[-1]) / most_mean)
 
     def least(self, low_dp: Ints) -> Floats:
@@ -82,6 +80,7 @@ class Lanes:
         samples = problem.workload.samples_per_step
         self.straggler = Straggler(cost)
         keys, starts, parts, few, at = [], {}, [], [], 0
+        self.holding: dict[tuple[int, int], int] = {}  # machines that hold a group of TP devices of a kind
         chunks: dict[int, Ints] = {}
         for k, kind in enumerate(pools.kinds):
             for tp in tp_degrees(problem, caps.train_max_tp):
@@ -92,6 +91,7 @@ class Lanes:
                 table = tables.setdefault((kind, tp), Table(columns, kind, tp)).upto(most)[:, : most + 1]
                 parts.append(table)
                 few.append(pools.fewest(k, tp, most))
+                self.holding[k, tp] = sum(n >= tp for at in pools.machines[k] for n in at)
                 starts[k, tp] = at
                 at += most + 1
                 keys += [(k, tp, pp) for pp in range(1, min(caps.train_max_pp, model.layers) + 1)]

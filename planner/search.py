@@ -43,7 +43,7 @@ class Search:
 
     def halted(self) -> bool:
         """Whether to return what there is. Never before there is an incumbent: a stop still gets an answer."""
-        if self.best is not None and (self.evaluations >= self.budget.evaluations or self._should_stop()):
+        if (self._should_stop() or self.evaluations >= self.budget.evaluations) and self.best is not None:
             self.stopped = True
         return self.stopped
 

@@ -1,7 +1,9 @@
 """Exit codes, and the one place that turns an exception into words and a code."""
 
+import math
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from enum import IntEnum
@@ -14,6 +16,7 @@ from planner.errors import HexError
 _HELP_WANTED: tuple[type[click.ClickException], ...] = (
     (click.exceptions.NoArgsIsHelpError,) if hasattr(click.exceptions, "NoArgsIsHelpError") else ()
 )
+_TICK_S = 0.2
 
 
 class Exit(IntEnum):
@@ -86,6 +89,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._shown = False
+        self._told = -math.inf
 
     def __call__(self, text: str) -> None:
         """Show `text` in place of the last one."""
@@ -94,6 +98,12 @@ class Progress:
         elif not self._shown:
             say(text)
         self._shown = True
+
+    def tick(self, text: str) -> None:
+        """As a call, of what is told over and over: on a terminal, as often as it can be read; elsewhere silence."""
+        if sys.stderr.isatty() and time.monotonic() - self._told > _TICK_S:
+            self._told = time.monotonic()
+            self(text)
 
     def done(self) -> None:
         """Leave the line."""

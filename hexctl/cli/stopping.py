@@ -13,8 +13,13 @@ class Stop:
     """Says whether to stop. Monotonic clock."""
 
     def __init__(self, limit_s: float) -> None:
-        self._end = time.monotonic() + limit_s
+        self._limit_s = limit_s
         self.interrupted = False
+        self.again()
+
+    def again(self) -> None:
+        """As much time for the next search; an interrupt holds for that too."""
+        self._end = time.monotonic() + self._limit_s
 
     def __call__(self) -> bool:
         """Whether time is up or Ctrl-C was pressed."""

@@ -328,6 +328,7 @@ def sample_snapshot(seq: int = 1) -> Snapshot:
             folder="runs/local-7f3a",
             state="running",
             label="simulated",
+            simulation_speed=60.0,
             started_at_s=START_S,
             consent="ask",
             hexctl_version="0.1.0",
@@ -381,36 +382,3 @@ def calibration() -> tuple[CalibrationRow, ...]:
             age_s=0.7,
         ),
     )
-
-
-def wide_snapshot(devices: int = 512, seq: int = 1) -> Snapshot:
-    """A fleet of `devices` rows with figures that depend on `seq`, to measure what a frame costs."""
-    rows = []
-    for i in range(devices):
-        wave = 0.5 + 0.5 * math.sin(i * 0.7 + seq)
-        role = "train" if i % 4 == 0 else "rollout"
-        rows.append(
-            device(
-                i,
-                role=role,
-                kind=("fast", "wide", "old")[i % 3],
-                replica=f"{role[0]}{i}",
-                version=200 + seq % 5,
-                digest="9f3c41",
-                util_share=wave,
-                memory_used_bytes=wave * 80 * 2**30,
-                memory_total_bytes=80 * 2.0**30,
-                power_w=100 + 500 * wave,
-                temperature_c=30 + 50 * wave,
-                tokens_per_s=900 * wave,
-                predicted_tokens_per_s=600.0,
-                usd_per_h=2.0,
-                usd_per_mtok=0.2 + wave,
-                running=int(32 * wave),
-                slots=32,
-                pid=1000 + i,
-                age_s=wave,
-            )
-        )
-    base = sample_snapshot(seq)
-    return replace(base, at_s=NOW_S + seq * 0.5, devices=tuple(rows), proposal=None)

@@ -7,6 +7,7 @@ third moment.
 
 import functools
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -21,18 +22,23 @@ _POINTS = 2048
 @functools.lru_cache(maxsize=64)
 def quantiles(lengths: Lengths, points: int) -> NDArray[np.float64]:
     """`points` lengths at evenly spaced probabilities, ascending, in tokens (at least 1 each); not to be written to."""
-    found = _quantiles(lengths, points)
+    found = _lengths_at(lengths, [(i + 0.5) / points for i in range(points)])
     found.flags.writeable = False
     return found
 
 
-def _quantiles(lengths: Lengths, points: int) -> NDArray[np.float64]:
+def longest(lengths: Lengths, points: int) -> float:
+    """The last of `quantiles(lengths, points)`."""
+    return float(_lengths_at(lengths, [(points - 0.5) / points])[0])
+
+
+def _lengths_at(lengths: Lengths, probabilities: Sequence[float]) -> NDArray[np.float64]:
     if lengths.cv == 0:
-        return np.full(points, float(lengths.mean_tokens))
+        return np.full(len(probabilities), float(lengths.mean_tokens))
     sigma2 = math.log1p(lengths.cv**2)
     mu, sigma = math.log(lengths.mean_tokens) - sigma2 / 2, math.sqrt(sigma2)
     normal = NormalDist()
-    z = np.array([normal.inv_cdf((i + 0.5) / points) for i in range(points)])
+    z = np.array([normal.inv_cdf(p) for p in probabilities])
     return np.clip(np.exp(mu + sigma * z), 1.0, float(lengths.max_tokens))
 
 

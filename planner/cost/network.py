@@ -1,6 +1,7 @@
 """Transfers and collectives over the links of a cluster."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 
 from planner.cluster import Cluster, DeviceKind, Link
 from planner.cost.assumptions import Assumptions
@@ -43,15 +44,33 @@ def local_link(cluster: Cluster, kind: DeviceKind) -> Link:
 
 def spread_of(cluster: Cluster, places: tuple[Place, ...]) -> Spread:
     """The spread of a stage whose chunks lie at `places` (one kind)."""
-    distinct = tuple(dict.fromkeys(places))
-    local = local_link(cluster, cluster.kinds[distinct[0].kind])
-    links = [link_between(cluster, a, b) for i, a in enumerate(distinct) for b in distinct[i + 1 :]]
-    return Spread(nodes=len(distinct), local=local, remote=worst_of(links) if links else None)
+    local = local_link(cluster, cluster.kinds[places[0].kind])
+    sets = _alike(places)
+    links = [link_between(cluster, *itertools.islice(a.values(), 2)) for a in sets if len(a) > 1]
+    links += [link for a, b in itertools.combinations(sets, 2) for link in _links(cluster, a, b)]
+    return Spread(nodes=sum(map(len, sets)), local=local, remote=worst_of(links) if links else None)
 
 
 def best_link(cluster: Cluster, left: tuple[Place, ...], right: tuple[Place, ...]) -> Link:
     """A link as good as any between two groups of devices."""
-    return best_of(link_between(cluster, a, b) for a in dict.fromkeys(left) for b in dict.fromkeys(right))
+    return best_of(link for a in _alike(left) for b in _alike(right) for link in _links(cluster, a, b))
+
+
+def _alike(places: Iterable[Place]) -> list[dict[str, Place]]:
+    """Places by kind and region, each set by machine."""
+    found: dict[tuple[str, str], dict[str, Place]] = {}
+    for p in places:
+        found.setdefault((p.kind, p.region), {})[p.node] = p
+    return list(found.values())
+
+
+def _links(cluster: Cluster, left: dict[str, Place], right: dict[str, Place]) -> Iterator[Link]:
+    """Every link there is between two sets of alike places. It depends on whether the machine is the same: two machines of a
+    set, and one that is in both, are as good as all."""
+    both = next((node for node in left if node in right), None)
+    few = [[*itertools.islice(of.values(), 2), *([of[both]] if both is not None else ())] for of in (left, right)]
+    for a, b in itertools.product(*few):
+        yield link_between(cluster, a, b)
 
 
 def best_of(links: Iterable[Link]) -> Link:

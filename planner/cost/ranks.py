@@ -25,7 +25,7 @@ from planner.cost.memory import (
     task_working_bytes,
 )
 from planner.cost.network import Place, Spread, link_between, local_link, ring_s, worst_of
-from planner.cost.training import StageShape, TrainerCost, head_s, layer_s, micro_sequences, passes
+from planner.cost.training import IMBALANCE_DRAWS, StageShape, TrainerCost, head_s, layer_s, micro_sequences, passes
 from planner.plan import Task
 from planner.record import record
 from planner.workflow import TRAINING, side_tasks
@@ -124,7 +124,7 @@ def rank_imbalance(ctx: Context, ranks: Sequence[RankShape]) -> float:
     dp = sum(r.dp for r in ranks)
     if dp == 1:
         return 1.0
-    count = min(ctx.workload.samples_per_step, max(1024, dp))
+    count = min(ctx.workload.samples_per_step, max(IMBALANCE_DRAWS, dp))
     lengths = _longest_first(ctx.workload.response, ctx.m.prompt, count)
     loads = [([0.0] * r.dp, 1 / r.share) for r in ranks]  # a heap for each set of alike ranks, and what a token counts
     for n in lengths:

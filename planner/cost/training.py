@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from planner.cluster import Link
 from planner.cost.context import Context
 from planner.cost.flops import hbm_rate, head_flops, layer_flops, train_attention_rate, train_rate
-from planner.cost.lengths import quantiles
+from planner.cost.lengths import longest, quantiles
 from planner.cost.memory import (
     activation_bytes_per_token,
     layers_of,
@@ -41,6 +41,7 @@ from planner.workflow import TRAINING, side_tasks
 from planner.workload import Workload
 
 MICRO_SEQUENCES = (1, 2, 4, 8, 16, 64, 256, 1024)
+IMBALANCE_DRAWS = 1024  # sequences given out to find the fullest worker, where a step has more
 
 
 @record
@@ -141,11 +142,14 @@ def assign_sequences(lengths: Iterable[float], workers: int) -> tuple[tuple[int,
 
 
 def imbalance(ctx: Context, dp: int) -> float:
-    """Tokens of the fullest of `dp` workers over the mean, where `assign_sequences` gives out the workload's quantiles."""
+    """Tokens of the fullest of `dp` workers over the mean, where `assign_sequences` gives out the workload's quantiles; with
+    more workers than `IMBALANCE_DRAWS`, each of whom has one sequence, the longest of `dp` over the mean of those draws."""
     if dp == 1:
         return 1.0
-    count = min(ctx.workload.samples_per_step, max(1024, dp))
+    count = min(ctx.workload.samples_per_step, IMBALANCE_DRAWS)
     lengths: list[float] = [ctx.m.prompt + x for x in quantiles(ctx.workload.response, count).tolist()]
+    if dp > count:
+        return (ctx.m.prompt + longest(ctx.workload.response, dp)) * count / sum(lengths)
     loads = [0.0] * dp  # a heap
     for length in reversed(lengths):
         heapq.heapreplace(loads, loads[0] + length)

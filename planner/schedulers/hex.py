@@ -87,7 +87,7 @@ def _trainers(search: Search, scan: Scan) -> None:
 
     for cell in cells():
         best = search.best
-        if best is not None and fruitless >= _PATIENCE:
+        if search.halted() or (best is not None and fruitless >= _PATIENCE):
             return
         if devices > _SMALL:
             _plan_cell(search, scan, cell)

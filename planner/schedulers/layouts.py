@@ -12,12 +12,12 @@ from typing import Literal
 
 from planner.cluster import Cluster
 from planner.columns import Columns
-from planner.cost.network import Place, Spread, best_link, spread_of
+from planner.cost.network import best_link, spread_of
 from planner.cost.training import StageShape, TrainerCost, TrainerShape
 from planner.placing import StageLayout
 from planner.plan import Task
 from planner.pools import region_link
-from planner.record import record, replace
+from planner.record import record
 from planner.schedulers.mixed import mixed_stage
 from planner.space import BlockShape, DeviceClass, is_mixed
 
@@ -156,10 +156,10 @@ def _costed(
     owner = [b for b in blocks for _ in range(b.pp)]
     shape = TrainerShape(
         stages=tuple(
-            StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=n, spread=_spread(cluster, p), beside_bytes=held)
+            StageShape(kind=b.kind, dp=b.dp, tp=b.tp, layers=n, spread=spread_of(cluster, p), beside_bytes=held)
             for b, n, p, held in zip(owner, layers, places, beside, strict=True)
         ),
-        links=tuple(best_link(cluster, *_few(a, b)) for a, b in itertools.pairwise(places)),
+        links=tuple(best_link(cluster, a, b) for a, b in itertools.pairwise(places)),
         tasks=tasks,
     )
     cost = columns.cost.trainer(shape)
@@ -175,24 +175,6 @@ def _costed(
         StageLayout(kind=b.kind, tp=b.tp, layers=n, chunks=ix) for b, n, ix in zip(owner, layers, stages, strict=True)
     )
     return LaidOut(stages=layout, cost=cost, used=tuple(used))
-
-
-def _spread(cluster: Cluster, places: tuple[Place, ...]) -> Spread:
-    """`spread_of`, which looks at all pairs: two machines of a region are as good as all of them."""
-    seen: dict[str, list[Place]] = {}
-    for p in places:
-        seen.setdefault(p.region, []).append(p)
-    few = {p for ps in seen.values() for p in ps[:2]}
-    return replace(spread_of(cluster, tuple(p for p in places if p in few)), nodes=len(places))
-
-
-def _few(a: tuple[Place, ...], b: tuple[Place, ...]) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    """Places enough for `best_link`: one machine they share, else one of each region."""
-    nodes = {p.node: p for p in a}
-    shared = next(((nodes[p.node], p) for p in b if p.node in nodes), None)
-    if shared is not None:
-        return (shared[0],), (shared[1],)
-    return tuple({p.region: p for p in a}.values()), tuple({p.region: p for p in b}.values())
 
 
 def regions_of(sites: Sequence[Sequence[str]]) -> Iterator[str]:

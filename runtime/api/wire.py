@@ -178,7 +178,8 @@ class EventRow:
 
 @record
 class RunView:
-    """Which run this is."""
+    """Which run this is. `simulation_speed` is the virtual seconds that pass in a second, and null on real devices: rates and
+    prices of a simulated run are of virtual time, `at_s` and `started_at_s` of real time."""
 
     id: str
     name: str
@@ -191,6 +192,7 @@ class RunView:
     daemon_pid: int
     config_path: str = ""
     frozen: bool = False
+    simulation_speed: float | None = None
 
 
 @record

@@ -138,6 +138,7 @@ class Service:
             hexctl_version=info.hexctl_version,
             daemon_pid=os.getpid(),
             config_path=info.config_path,
+            simulation_speed=config.simulation.speed if label == "simulated" else None,
         )
         return Facts(run=run, kinds=found.cluster.kinds, groups_per_batch=config.algorithm.prompts_per_step)
 

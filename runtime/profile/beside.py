@@ -19,7 +19,6 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -34,10 +33,10 @@ from planner.record import record
 from runtime.config.schema import Config
 from runtime.errors import RunError, first_line
 from runtime.profile import own
-from runtime.profile.scratch import scratch_prefix
 from runtime.profile.steady import Course, OneGeneration, Steady, Turn, drive, steady
 from runtime.profile.turns import WARM_TURNS
 from runtime.rl.types import WeightsRef
+from runtime.scratch import scratch
 
 START_S = own.START_S + 30.0  # until the engine has made its first tokens
 LATE_S = 60.0  # beyond its seconds, after which an engine is given up
@@ -154,12 +153,12 @@ class Pace:
 @contextlib.contextmanager
 def engine_at_work(config: Config, task: EngineTask, folder: Path) -> Iterator["EngineAtWork"]:
     """The engine in a process of its own for as long as the context lasts."""
-    with tempfile.TemporaryDirectory(prefix=scratch_prefix(), dir=folder) as made:
-        file, told = Path(made) / "config.json", Path(made) / "task.json"
+    with scratch(folder) as made:
+        file, told = made / "config.json", made / "task.json"
         file.write_text(config.model_dump_json())
         told.write_text(json.dumps(dataclasses.asdict(task)))
-        command = [sys.executable, "-m", "runtime.profile.beside", str(file), made, str(told)]
-        log = Path(made) / "engine.log"
+        command = [sys.executable, "-m", "runtime.profile.beside", str(file), str(made), str(told)]
+        log = made / "engine.log"
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(c for c in (task.card, task.trainer_card) if c)}
         with log.open("wb") as errors:
             child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env)

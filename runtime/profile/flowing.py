@@ -7,14 +7,12 @@ goes from process to process. Not counted is what the trainer waits behind the r
 import pickle
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from runtime.config.schema import Config
 from runtime.paths import RunPaths
-from runtime.profile.scratch import scratch_prefix
 from runtime.rl.flow import Flow
 from runtime.rl.flow.open import open_flow
 from runtime.rl.rewards.items import RewardItem, RewardResult
@@ -31,6 +29,7 @@ from runtime.rl.types import (
     TrainerHello,
     WeightsRef,
 )
+from runtime.scratch import scratch
 
 STEPS = 5  # counted, after one that is not
 FLUSH_TOKENS = 32  # a replica's flush of one sample, as `LoopTiming` has it
@@ -117,8 +116,8 @@ def flow_turn_s(config: Config, folder: Path, *, seconds: float, stop: Callable[
     if config.task is None:
         return 0.0
     spent: list[float] = []
-    with tempfile.TemporaryDirectory(prefix=scratch_prefix(), dir=folder) as made:
-        fed = _Fed(config, Path(made))
+    with scratch(folder) as made:
+        fed = _Fed(config, made)
         until = time.monotonic() + seconds  # reading a task's data is no part of it
         try:
             while len(spent) <= STEPS and time.monotonic() < until and not stop():

@@ -32,7 +32,6 @@ from runtime.profile.agenda import Machine, Order, OwnRun, agenda, limit_s
 from runtime.profile.cluster import GRACE_S, NodeOutcome, profile_cluster
 from runtime.profile.find import this_machine
 from runtime.profile.measure import Progress, measure
-from runtime.profile.scratch import remove_scratch
 from runtime.profile.summary import kind_summary, merged_tables
 
 
@@ -204,7 +203,7 @@ def _here(  # noqa: PLR0917 - the parts of one call
         return NodeOutcome(node=machine.host, measured=None, items=items)
     until_s = limit_s(agenda(machine, order), order)
     until_s += max(GRACE_S, until_s / 2)  # what a large model takes is known roughly
-    watchdog = threading.Timer(until_s, _give_up, (tell, until_s, folder))  # a kernel that hangs cannot be interrupted
+    watchdog = threading.Timer(until_s, _give_up, (tell, until_s))  # a kernel that hangs cannot be interrupted
     watchdog.daemon = True
     watchdog.start()
     try:
@@ -222,11 +221,9 @@ def _here(  # noqa: PLR0917 - the parts of one call
     return NodeOutcome(node=machine.host, measured=done)
 
 
-def _give_up(tell: Teller, until_s: float, folder: Path | None) -> None:
+def _give_up(tell: Teller, until_s: float) -> None:
     """End a profile that does not."""
     tell.done()
-    if folder is not None:
-        remove_scratch(folder)
     sys.stderr.write(f"error: not done within {until_s:.0f} s; last: {tell.last}\n")
     sys.stderr.flush()
     os._exit(DeadlineError.exit_code)

@@ -9,7 +9,6 @@ import contextlib
 import gc
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,13 @@ from runtime.paths import RunPaths
 from runtime.profile.bench import random_batch
 from runtime.profile.flowing import flow_turn_s
 from runtime.profile.published import LEAST_UPDATES, published, weights_of
-from runtime.profile.scratch import scratch_prefix
 from runtime.profile.steady import Course, OneGeneration, Publishing, Steady, Updated, drive, mean_of, steady, updated
 from runtime.profile.turns import Loopback, Turns, turns
 from runtime.rl.protocols import RolloutEngine
 from runtime.rl.types import TrainBatch, WeightsRef
 from runtime.rl.weights import GenerationWriter
 from runtime.rl.weights.publisher import DirectPublisher
+from runtime.scratch import scratch
 
 Stop = Callable[[], bool]
 Begins = Callable[[int], None]  # told before a trainer's turn of that number, which waits for its answer
@@ -120,8 +119,8 @@ def _turns(  # noqa: PLR0917 - one bench
 
     prompt, response = _lengths(config)
     vocab = load_model_spec(config.model.path).vocab
-    with tempfile.TemporaryDirectory(prefix=scratch_prefix(), dir=folder) as made:
-        paths = RunPaths(folder=Path(made), short=Path(made))
+    with scratch(folder) as made:
+        paths = RunPaths(folder=made, short=made)
         trainer = build_trainer(config, paths, device=device)
         with _publisher(config, paths.weights, device) as direct:
             done = turns(
@@ -216,9 +215,9 @@ def run_engine_rates(
     most = _most(config)
     levels = sorted({max(1, most // 4), most} if quick else {max(1, most // 16), max(1, most // 4), most})
     each = seconds / (len(levels) + 2)
-    with tempfile.TemporaryDirectory(prefix=scratch_prefix(), dir=folder) as made:
+    with scratch(folder) as made:
         source = weights_of(config, trainer_device or device)
-        first = GenerationWriter(Path(made)).write(source.tensors, lineage=0, version=0, dtype=source.dtype)
+        first = GenerationWriter(made).write(source.tensors, lineage=0, version=0, dtype=source.dtype)
         found = _Found(spec, engine_of(config))
         with _engine(config, device, card, card_part) as engine:
             course = Course(
@@ -240,7 +239,7 @@ def run_engine_rates(
                 found.decoded(plain, running, prompt, prompts=running == most)
             assert plain is not None, "there is a level"
             one_card = trainer_device is None or trainer_device == device
-            with published(config, source, first, Path(made), plain, seconds=2 * each, one_card=one_card) as weights:
+            with published(config, source, first, made, plain, seconds=2 * each, one_card=one_card) as weights:
                 turns = drive(
                     engine,
                     course,

@@ -11,14 +11,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
 
 from planner.calibration import CollectivePoint
 from runtime.errors import DeadlineError, RunError
+from runtime.scratch import scratch
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 EXTRA_S = 60.0  # beyond what is expected: processes start, libraries are loaded
@@ -40,8 +39,8 @@ def collectives(
     """
     limit_s = EXTRA_S + len(OPS) * len(sizes_bytes) * budget_s * 4
     children: list[subprocess.Popen[str]] = []
-    with tempfile.TemporaryDirectory(prefix="hexctl-ranks-") as folder:
-        errors = Path(folder, "rank0.err").open("w+")  # noqa: SIM115 - closed below, with the children ended
+    with scratch() as folder:
+        errors = (folder / "rank0.err").open("w+")
         try:
             for rank in range(ranks):
                 env = _environment(cards[rank] if cards else None)

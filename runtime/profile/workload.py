@@ -2,10 +2,8 @@
 
 import gc
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -23,6 +21,7 @@ from runtime.rl.model import DTYPES, Decoder, DecoderConfig
 from runtime.rl.pacing import KindPacing, load_pacing
 from runtime.rl.train.trainer import TorchTrainer
 from runtime.rl.types import WeightsRef
+from runtime.scratch import scratch
 
 Stop = Callable[[], bool]
 _REF = WeightsRef(lineage=0, version=0, path="", digest="profile")
@@ -146,7 +145,7 @@ def trainer_rates(
     samples = 16 if gpu else 8
     dtype = torch.bfloat16 if gpu else torch.float32
     out: list[TrainerRate] = []
-    with tempfile.TemporaryDirectory(prefix="hexctl-profile-") as folder:
+    with scratch() as folder:
         for prompt, response in lengths:
             sequence = prompt + response
             algorithm = AlgorithmSection(micro_batch_tokens=4 * sequence)
@@ -158,8 +157,8 @@ def trainer_rates(
                 decoder,
                 algorithm=algorithm,
                 temperature=1.0,
-                checkpoints=Path(folder) / "checkpoints",
-                weights=Path(folder) / "weights",
+                checkpoints=folder / "checkpoints",
+                weights=folder / "weights",
                 device=device,
             )
             done = _steps(trainer, spec, samples, prompt, response, seconds, device, stop)
@@ -253,8 +252,8 @@ def _paced_trainer(config: Config, spec: ModelSpec, kind: str, seconds: float, s
 
     prompt, new = round(config.lengths.prompt_mean), max(1, round(config.lengths.response_mean))
     samples = config.algorithm.prompts_per_step * config.algorithm.responses_per_prompt
-    with tempfile.TemporaryDirectory(prefix="hexctl-profile-") as folder:
-        paths = RunPaths(folder=Path(folder), short=Path(folder))
+    with scratch() as folder:
+        paths = RunPaths(folder=folder, short=folder)
         done = train(
             build_trainer(config, paths),
             lambda step: random_batch(step, samples=samples, prompt_tokens=prompt, tokens=new, vocab=spec.vocab),
@@ -263,7 +262,7 @@ def _paced_trainer(config: Config, spec: ModelSpec, kind: str, seconds: float, s
             pacing=_pacing_of(config, kind),
             should_stop=stop,
         )
-        flow_s = flow_turn_s(config, Path(folder), seconds=seconds, stop=stop)
+        flow_s = flow_turn_s(config, folder, seconds=seconds, stop=stop)
     if not done.steps:
         raise RunError("the paced trainer made no step in time", got=kind)
     sequence = prompt + new

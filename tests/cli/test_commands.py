@@ -91,6 +91,14 @@ def test_status(server: Served, shell: Shell) -> None:
     assert shell.err == ""
 
 
+def test_a_simulated_run_says_whose_seconds_its_rates_are_of(server: Served, shell: Shell) -> None:
+    assert shell.json("status")["simulation_speed"] is None
+    assert "virtual time" not in shell("status")
+    server.put(run=replace(snapshot().run, label="simulated", simulation_speed=60.0))
+    assert shell.json("status")["simulation_speed"] == 60.0
+    assert "simulated at 60x real time: every tok/s is of virtual time" in shell("status")
+
+
 def test_figures_that_nobody_knows_are_null(server: Served, shell: Shell) -> None:
     server.put(flow=None, plan=None)
     document = shell.json("status")

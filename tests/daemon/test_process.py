@@ -178,6 +178,7 @@ def test_a_second_daemon_is_refused_with_the_pid_of_the_first_which_goes_on(daem
 def test_neither_a_closed_terminal_nor_kill_9_ends_the_run_and_the_next_daemon_adopts_it(daemons: Daemons) -> None:
     daemon = daemons.start(daemons.config())
     before = daemons.until(daemon, running)
+    assert before.run.simulation_speed == 60.0  # as the configuration says by default
     run = daemons.run()
     for number, code in ((signal.SIGHUP, 0), (signal.SIGKILL, -9)):
         daemon.send_signal(number)

@@ -198,11 +198,12 @@ def replica(me: Identity, config: Config, paths: RunPaths, ready: Callable[[], N
         request = ExchangeRequest(
             replica=me.id, epoch=me.epoch, seq=seq, stats=EngineStats(decoded_tokens=decoded, slots=4), pid=os.getpid()
         )
-        try:
-            reply = client.send(request).result(5.0)
-        except (UnreachableError, TimeoutError):
-            pause.wait(0.1)
-            continue
+        reply = None
+        while reply is None:  # it decodes no further until flow has heard of what there is
+            try:
+                reply = client.send(request).result(5.0)
+            except (UnreachableError, TimeoutError):
+                pause.wait(0.1)
         if reply.order == "stop":
             return "told to stop"
         pause.wait(0.05)

@@ -41,13 +41,16 @@ def test_a_run_outlives_its_raylet() -> None:
             assert read_run(paths.folder).ray_processes == backend.head.processes
             backend.apply(StartReplica(replica="r0", epoch=1, devices=("dev0",)))
             before = until(backend, lambda o: phase(o, "r0") == "serving")
+            assert before.flow is not None
             first = backend.head
             os.kill(first.processes[1].pid, signal.SIGKILL)
             until(backend, lambda o: phase(o, "r0") == "unknown" and "Ray has ended" in o.problems[0], 5.0)
-            after = until(backend, lambda o: not o.replicas and not o.problems and o.flow is not None, 60.0)
-            assert before.flow is not None
-            assert after.flow is not None
-            assert after.flow.redone_tokens >= 1  # counted by the dead replica, never received
+            # At least a token was counted by the dead replica and never received; the settling follows its going.
+            until(
+                backend,
+                lambda o: not o.replicas and not o.problems and o.flow is not None and o.flow.redone_tokens >= 1,
+                60.0,
+            )
             assert not any(alive(m) for m in first.processes)
             backend.apply(StartReplica(replica="r0", epoch=2, devices=("dev0",)))
             until(backend, lambda o: phase(o, "r0") == "serving" and o.replicas[0].epoch == 2)

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from hexctl.tui.app import HexApp
-from hexctl.tui.sample import NOW_S, device, event_rows, plan_in_force, sample_snapshot, small_fleet, wide_snapshot
+from hexctl.tui.measure import wide_snapshot
+from hexctl.tui.sample import NOW_S, device, event_rows, plan_in_force, sample_snapshot, small_fleet
 from hexctl.tui.theme import load_theme
 from planner.record import replace
 from runtime.api.wire import Command, CommandResult, EventRow, FlowView, MigrationView, Snapshot
@@ -59,7 +60,7 @@ def paced_snapshot() -> Snapshot:
     )
     assert base.flow is not None
     flow = replace(base.flow, usd_per_h=None, usd_per_mtok=None, metrics={"entropy": 0.4, "step_s": 1.42})
-    run = replace(base.run, label="paced", consent="auto")
+    run = replace(base.run, label="paced", simulation_speed=None, consent="auto")
     return replace(
         base, devices=rows, flow=flow, run=run, proposal=None, plan=None, series={**base.series, "usd_per_mtok": ()}
     )

@@ -22,7 +22,7 @@ def test_wide_header_says_everything() -> None:
         "hexctl",
         "local-7f3a",
         "● running 12:41",
-        "simulated",
+        "simulated at 60x",
         "plan r6 · ask · gap 12 %",
         "r7 proposed",
         "6 devices",
@@ -54,6 +54,16 @@ def test_narrow_header_keeps_waits_stale_cost() -> None:
     assert "STALE 1.4/3/4 of η 4" in second
     assert "COST $3.12/h $0.48/Mtok" in second
     assert "gen 1,842 train 1,790 tok/s" in third
+
+
+@pytest.mark.parametrize("width", [80, 110, 140, 200])
+def test_the_rates_of_a_simulation_are_never_taken_for_those_of_the_clock(width: int) -> None:
+    first = _texts(sample_snapshot(), width)[0]
+    assert ("simulated at 60x real time" if width == 200 else "simulated at 60x ") in first
+    s = sample_snapshot()
+    real = _texts(replace(s, run=replace(s.run, label="gpu", simulation_speed=None)), width)[0]
+    assert "real time" not in real
+    assert "gpu" in real
 
 
 @pytest.mark.parametrize("width", [*range(80, 150, 7), 200, 400])

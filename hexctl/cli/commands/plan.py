@@ -1,8 +1,6 @@
 """`hexctl plan`: the planner as a command. Reads a configuration, and where it asks for them the GPUs that are here: no daemon,
 no torch, no Ray."""
 
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +9,7 @@ import click
 from hexctl.cli.commands import plan_market
 from hexctl.cli.commands.plan_export import answer_exported
 from hexctl.cli.commands.plan_whatif import answer_explained, answer_infeasible, answer_what_if
-from hexctl.cli.exits import Exit, Progress, say
+from hexctl.cli.exits import Exit, say
 from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import (
     answer,
@@ -23,9 +21,11 @@ from hexctl.cli.options import (
     stdout_kept_pure,
 )
 from hexctl.cli.render.plan import comparison_text, plan_document, plan_text
+from hexctl.cli.solving import solve
 from hexctl.cli.stopping import stop_after
 from planner.export import EXPORTERS
 from planner.problem import Budget, Problem
+from planner.record import replace
 from planner.solution import Feasible, Infeasible, Solution
 
 if TYPE_CHECKING:  # it costs numpy to import
@@ -102,16 +102,20 @@ def plan(
             loaded.config, problem, asked, scheduler=scheduler or "hex", limit_s=limit_s, output=output
         )
     names = [n.strip() for n in (compare or scheduler or loaded.config.planner.scheduler).split(",")]
+    with stop_after(limit_s) as stop:
 
-    def again(changed: Problem) -> tuple[Solution, float]:
-        return _timed(changed, names[0], limit_s, evaluations)
+        def search(problem: Problem, name: str = names[0]) -> tuple[Solution, float]:
+            stop.again()
+            budget = Budget(mip_seconds=limit_s)
+            budget = replace(budget, evaluations=evaluations) if evaluations else budget
+            return solve(problem, name, should_stop=stop, budget=budget)
 
-    if what_if:
-        return answer_what_if(problem, what_if, again, output)
-    if explain:
-        return answer_explained(problem, again, output, limit_s)
-    with stdout_kept_pure():
-        solved = [_timed(problem, name, limit_s, evaluations) for name in names]
+        if what_if:
+            return answer_what_if(problem, what_if, search, output)
+        if explain:
+            return answer_explained(problem, search, output, stop)
+        with stdout_kept_pure():
+            solved = [search(problem, name) for name in names]
     if compare:
         answer(output, [plan_document(s, t) for s, t in solved], comparison_text(solved))
         return Exit.FINE if any(isinstance(s, Feasible) for s, _ in solved) else Exit.INFEASIBLE
@@ -167,28 +171,3 @@ def _say_of_parts(problem: Problem, measured: "Calibration | None", engine: str)
             say(f"{kind.name}: as measured on parts, each role beside the other")
         else:
             say(f"{kind.name}: {f'as {whose} was measured, ' if whose else 'not measured, '}{ASSUMED_OF_PARTS}")
-
-
-def _timed(problem: Problem, scheduler: str, limit_s: float, evaluations: int | None) -> tuple[Solution, float]:
-    began = time.monotonic()
-    solution = _solve(problem, scheduler, limit_s, evaluations)
-    return solution, time.monotonic() - began
-
-
-def _solve(problem: Problem, scheduler: str, limit_s: float, evaluations: int | None) -> Solution:
-    import planner
-
-    progress = Progress()
-
-    def on_incumbent(incumbent: Feasible) -> None:
-        if sys.stderr.isatty():
-            rate = incumbent.prediction.tokens_per_s
-            progress(f"{scheduler}: {rate:,.0f} tokens/s, gap {100 * incumbent.gap:.1f} %")
-
-    budget = Budget(evaluations=evaluations, mip_seconds=limit_s) if evaluations else Budget(mip_seconds=limit_s)
-    with stop_after(limit_s) as stop:
-        solution = planner.solve(
-            problem, scheduler=scheduler, budget=budget, on_incumbent=on_incumbent, should_stop=stop
-        )
-    progress.done()
-    return solution

@@ -15,6 +15,8 @@ from hexctl.cli.render.plan import (
     what_if_document,
     what_if_text,
 )
+from hexctl.cli.solving import solve as search
+from hexctl.cli.stopping import Stop
 from planner.problem import Budget, Problem
 from planner.solution import Infeasible, Solution
 
@@ -34,19 +36,17 @@ def answer_what_if(problem: Problem, changes: str, solve: Timed, output: str) ->
     return Exit.INFEASIBLE if isinstance(found.after, Infeasible) else Exit.FINE
 
 
-def answer_explained(problem: Problem, solve: Timed, output: str, limit_s: float) -> int:
-    """The plan, what holds it back and what single changes would give. `limit_s`: for all of the re-solves together."""
+def answer_explained(problem: Problem, solve: Timed, output: str, stop: Stop) -> int:
+    """The plan, what holds it back and what single changes would give: all of the re-solves together take as long as a plan may."""
     from planner.sensitivity import actions, held_back_by
 
     with stdout_kept_pure():
         solution, solve_s = solve(problem)
         if not isinstance(solution, Infeasible):
-            deadline = time.monotonic() + limit_s
+            stop.again()
             pressures = held_back_by(problem, solution.plan)
             # A throughput plan is asked what it could gain; what to rent is another question.
-            told = actions(
-                problem, solution, lambda p: _again(p, deadline), should_stop=lambda: time.monotonic() > deadline
-            )
+            told = actions(problem, solution, lambda p: _again(p, stop), should_stop=stop)
     document = plan_document(solution, solve_s)
     if isinstance(solution, Infeasible):
         return answer_infeasible(solution, document, output)
@@ -63,8 +63,6 @@ def answer_infeasible(solution: Infeasible, document: dict[str, Any], output: st
     return Exit.INFEASIBLE
 
 
-def _again(problem: Problem, deadline: float) -> Solution:
-    import planner
-
-    stop = min(deadline, time.monotonic() + _EACH_S)
-    return planner.solve(problem, scheduler="hex", budget=_EACH, should_stop=lambda: time.monotonic() > stop)
+def _again(problem: Problem, stop: Stop) -> Solution:
+    end = time.monotonic() + _EACH_S
+    return search(problem, "hex", budget=_EACH, should_stop=lambda: stop() or time.monotonic() > end)[0]

@@ -1,5 +1,6 @@
 """`hexctl profile`: measure this machine, or every node of a cluster, into a calibration file. A child does the measuring."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from hexctl.cli.options import answer, load, output_option, root_option, set_opt
 from hexctl.cli.render.profile import profile_text
 from runtime.config.calibration import NAME
 from runtime.errors import RunError
+from runtime.scratch import remove_abandoned
 
 END_S = 90.0  # for the child after Ctrl-C, which it gets too: a turn ends, a checkpoint is written, an engine is closed
 _SAID = (2, 3, 4, 5, 6, 130)  # exit codes with which the child has told what and why
@@ -64,7 +66,11 @@ def profile(
         raise click.UsageError("--set changes a configuration: name one")
     file = out or folder / NAME
     words += ["--out", str(file), *(["--quick"] if quick else []), *(["--dry-run"] if dry_run else [])]
-    document = _measured([sys.executable, "-m", "runtime.profile", *words])
+    try:
+        document = _measured([sys.executable, "-m", "runtime.profile", *words])
+    finally:
+        for parent in (file.parent, None):
+            remove_abandoned(parent)  # what a child that ended at once had there
     answer(output, document, profile_text(document))
     return Exit.FINE
 
@@ -83,12 +89,12 @@ def _measured(command: list[str]) -> dict[str, Any]:
     try:
         out, _ = child.communicate()
     except BaseException:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(END_S)  # it has the same Ctrl-C
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
         raise
+    finally:
+        child.kill()  # it may be here still after END_S, or after a second Ctrl-C of ours alone
+        child.wait()
     if child.returncode in _SAID:
         raise click.exceptions.Exit(child.returncode)
     if not out.strip():

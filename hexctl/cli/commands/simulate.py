@@ -3,7 +3,6 @@
 import gc
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +15,13 @@ from hexctl.cli.main import COMMANDS
 from hexctl.cli.options import answer, calibration_option, load, output_option, set_option, stdout_kept_pure, text_of
 from hexctl.cli.render.plan import infeasible_text
 from hexctl.cli.render.simulate import simulated_document, simulated_text
+from hexctl.cli.solving import solve
 from hexctl.cli.stopping import stop_after
 from runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from planner.problem import Problem
     from runtime.sim import Change, LengthModel, Options, Timeline
-
-SAY_EVERY_S = 0.2
 
 
 @click.command(
@@ -99,7 +97,6 @@ def simulate(
 def _run(
     problem: "Problem", options: "Options", drawn: "Timeline | None", timeline: str | None, *, output: str, name: str
 ) -> int:
-    import planner
     from planner.solution import Infeasible
     from runtime.sim import simulate as run
 
@@ -109,22 +106,20 @@ def _run(
     with stdout_kept_pure(), stop_after(float("inf")) as stop:
         plan = None
         if not options.changes:
-            solution = planner.solve(problem, scheduler=options.scheduler, should_stop=stop)
+            solution, _ = solve(problem, options.scheduler, should_stop=stop)
             if isinstance(solution, Infeasible):
                 error(infeasible_text(solution), hint="change one of them in the configuration, or --set it to try")
                 return Exit.INFEASIBLE
             plan = solution.plan
-        told = 0.0
 
         def say(step: int, virtual_s: float) -> None:
-            nonlocal told
-            if sys.stderr.isatty() and time.monotonic() - told > SAY_EVERY_S:
-                told = time.monotonic()
-                progress(f"simulated: step {step} of {options.steps}, {virtual_s / 3600:,.2f} h of virtual time")
+            progress.tick(f"simulated: step {step} of {options.steps}, {virtual_s / 3600:,.2f} h of virtual time")
 
         gc.freeze()  # what is there by now stays to the end: nobody need look at it again and again
-        found = run(problem, plan, options, timeline=drawn, should_stop=stop, on_progress=say)
-        progress.done()
+        try:
+            found = run(problem, plan, options, timeline=drawn, should_stop=stop, on_progress=say)
+        finally:
+            progress.done()
     if timeline and drawn is not None:
         Path(timeline).write_text(json.dumps(drawn.document()))
     wall_s = time.monotonic() - began

@@ -22,6 +22,7 @@ def status_document(s: Snapshot) -> dict[str, Any]:
         "name": s.run.name,
         "state": s.run.state,
         "label": s.run.label,
+        "simulation_speed": s.run.simulation_speed,
         "uptime_s": s.at_s - s.run.started_at_s,
         "plan_rev": s.plan.rev if s.plan is not None else None,
         "proposal_rev": s.proposal.plan.rev if s.proposal is not None else None,
@@ -46,7 +47,7 @@ def _plain(value: Any) -> Any:
 def status_text(s: Snapshot) -> str:
     """The figures for people."""
     lines = [
-        f"{s.run.id}  {s.run.state}  {duration(s.at_s - s.run.started_at_s)}  {counted(len(s.devices), 'device', 'devices')}, {s.run.label}"
+        f"{s.run.id}  {s.run.state}  {duration(s.at_s - s.run.started_at_s)}  {counted(len(s.devices), 'device', 'devices')}, {_label(s)}"
     ]
     rows = [("plan", _plan_line(s))]
     if s.flow is None:
@@ -68,6 +69,11 @@ def status_text(s: Snapshot) -> str:
     rows += [("problem", p) for p in s.problems]
     rows += [(f"{r.kind} {r.role}", _calibration_line(r)) for r in s.calibration]
     return "\n".join([*lines, pairs(rows)])
+
+
+def _label(s: Snapshot) -> str:
+    speed = s.run.simulation_speed
+    return s.run.label if speed is None else f"{s.run.label} at {speed:,.4g}x real time: every tok/s is of virtual time"
 
 
 def _calibration_line(r: CalibrationRow) -> str:

@@ -72,8 +72,12 @@ def _state(s: Snapshot) -> Line:
     return line(Span(f"{glyph} {s.run.state}", tone), Span(f" {n.clock(s.at_s - s.run.started_at_s)}", "text"))
 
 
-def _label(s: Snapshot) -> Line:
-    return line(Span(s.run.label, "warn" if s.run.label == "simulated" else "accent"))
+def _label(s: Snapshot) -> tuple[Line, ...]:
+    """What the fleet is; of a simulated one also whose seconds its rates are of, since the clock beside it is real."""
+    if s.run.simulation_speed is None:
+        return (line(Span(s.run.label, "warn" if s.run.label == "simulated" else "accent")),)
+    short = line(Span(f"{s.run.label} at {s.run.simulation_speed:,.4g}x", "warn"))
+    return (line(*short, Span(" real time", "dim")), short)
 
 
 def _identity(s: Snapshot, width: int) -> Line:
@@ -83,7 +87,7 @@ def _identity(s: Snapshot, width: int) -> Line:
         Group(keep=3, ways=(line(Span("hexctl", "brand")), ())),
         Group(keep=9, ways=(name, clip(name, 30), clip(name, 16))),
         Group(keep=8, ways=(_state(s),)),
-        Group(keep=7, ways=(_label(s),)),
+        Group(keep=1, ways=_label(s)),
         Group(keep=5, ways=(*plan, ())),
         Group(keep=4, ways=(line(Span(f"{count} device{'' if count == 1 else 's'}", "dim")), ())),
         Group(keep=2, ways=(_resident(s), ())),

@@ -6,7 +6,6 @@ All that differs between releases is here and in `worker`: 0.26 and 0.32 are tri
 import dataclasses
 import inspect
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -23,6 +22,7 @@ from runtime.rl.engine.vllm_host.model_folder import expected_shapes, write_fold
 from runtime.rl.engine.vllm_host.requests import requests_of
 from runtime.rl.engine.vllm_host.rows import Row
 from runtime.rl.engine.vllm_host.wire import Message
+from runtime.scratch import scratch
 
 WORKER = "runtime.rl.engine.vllm_host.worker.GenerationReader"
 NEEDED = ("logprobs_mode", "worker_extension_cls", "load_format", "skip_tokenizer_init")
@@ -35,9 +35,9 @@ class VllmCore:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec = spec
-        with tempfile.TemporaryDirectory(prefix="hexctl-model-") as folder:  # read once: nothing is left by a kill -9
-            write_folder(folder, spec["model"], dtype=spec["dtype"])
-            self._llm = LLMEngine.from_engine_args(EngineArgs(**_engine_args(spec, folder)))
+        with scratch() as folder:  # read once: nothing is left by a kill -9
+            write_folder(str(folder), spec["model"], dtype=spec["dtype"])
+            self._llm = LLMEngine.from_engine_args(EngineArgs(**_engine_args(spec, str(folder))))
         inner: Any = getattr(self._llm.engine_core, "engine_core", None)
         if inner is None:
             raise ConfigError("vllm runs its engine core in another process", got=vllm.__version__)
