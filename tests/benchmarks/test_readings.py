@@ -215,12 +215,19 @@ def assert_told(read: dict[str, Any], which: str = "") -> None:
         assert f"{which} | {planned:.3f} s | {measured:.3f} s | {off} |" in PAGE.replace("**", "")
 
 
+def still_run(predicted: str, run: str, *, steps: int, periods: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What was compared, and the run's steps: its figure is the mean of the last ones, whole periods of checkpoints."""
+    read = json.loads((READINGS / f"predicted-{predicted}.json").read_text())
+    rows = [json.loads(line) for line in (READINGS / f"{run}.jsonl").read_text().splitlines()]
+    seconds = rows[-1]["time_unix_s"] - rows[-1 - steps]["time_unix_s"]
+    assert seconds / steps == pytest.approx(read["step_s"], abs=1e-3)
+    assert (read["steps"], read["periods"]) == (steps, periods)
+    return read, rows
+
+
 def test_the_step_on_parts_is_told_beside_its_prediction() -> None:
-    read = json.loads((READINGS / "predicted-1xh200.json").read_text())
-    rows = [json.loads(line) for line in (READINGS / "still-smollm2-1xh200.jsonl").read_text().splitlines()]
+    read, rows = still_run("1xh200", "still-smollm2-1xh200", steps=64, periods=2)
     times = [r["time_unix_s"] for r in rows]
-    assert (times[79] - times[15]) / 64 == pytest.approx(read["step_s"], abs=1e-3)
-    assert (read["steps"], read["periods"]) == (64, 2)
     assert_told(read)
     for first, last in ((15, 29), (40, 62)):
         seconds = times[last] - times[first]
@@ -231,10 +238,8 @@ def test_the_step_on_parts_is_told_beside_its_prediction() -> None:
 
 
 def test_the_step_with_checkpoints_beside_is_told_beside_its_prediction() -> None:
-    read = json.loads((READINGS / "predicted-beside-1xh200.json").read_text())
-    steps = [json.loads(line) for line in (READINGS / "beside-smollm2-1xh200.jsonl").read_text().splitlines()]
+    read, steps = still_run("beside-1xh200", "beside-smollm2-1xh200", steps=64, periods=2)
     times = [r["time_unix_s"] for r in steps]
-    assert (times[79] - times[15]) / 64 == pytest.approx(read["step_s"], abs=1e-3)
     assert_told(read, ", beside")
     stood = [steps[i]["checkpoint_s"] for i in (31, 63)]
     written = [r["checkpoint_write_s"] for r in steps if r["checkpoint_write_s"]]
@@ -305,11 +310,8 @@ def test_still_runs_reckoned_again_are_told_as_they_come_out(
 
 
 def test_the_step_with_all_counted_is_told_beside_its_prediction() -> None:
-    read = json.loads((READINGS / "predicted-again-2xh200.json").read_text())
-    steps = [json.loads(line) for line in (READINGS / "again-smollm2-2xh200.jsonl").read_text().splitlines()]
-    times = [r["time_unix_s"] for r in steps]
-    assert (times[169] - times[41]) / 128 == pytest.approx(read["step_s"], abs=1e-3)
-    assert (read["steps"], read["periods"], f"{read['factors']['H200 rollout']:.2f}") == (128, 4, "1.01")
+    read, _ = still_run("again-2xh200", "again-smollm2-2xh200", steps=128, periods=4)
+    assert f"{read['factors']['H200 rollout']:.2f}" == "1.01"
     assert_told(read, ", all counted")
 
 
@@ -390,11 +392,8 @@ def test_the_run_on_two_cards_to_its_end_is_told_as_read() -> None:
 
 def test_the_third_step_is_told_beside_its_predictions() -> None:
     """The one before the run, and the one that the run made by its own factors."""
-    read = json.loads((READINGS / "predicted-third-2xh200.json").read_text())
-    steps = [json.loads(line) for line in (READINGS / "third-smollm2-2xh200.jsonl").read_text().splitlines()]
+    read, steps = still_run("third-2xh200", "third-smollm2-2xh200", steps=96, periods=3)
     times = [r["time_unix_s"] for r in steps]
-    assert (times[109] - times[13]) / 96 == pytest.approx(read["step_s"], abs=1e-3)
-    assert (read["steps"], read["periods"]) == (96, 3)
     assert_told(read, ", third")
     assert reckoned_step_s(2, "calibration-third-2xh200.json", read) == pytest.approx(
         read["at_lengths"]["step_s"], rel=0.01
@@ -415,11 +414,7 @@ def test_the_third_step_is_told_beside_its_predictions() -> None:
 
 
 def test_the_step_of_a_profile_with_both_at_work_is_told_beside_its_prediction() -> None:
-    read = json.loads((READINGS / "predicted-beside-2xh200.json").read_text())
-    steps = [json.loads(line) for line in (READINGS / "beside-smollm2-2xh200.jsonl").read_text().splitlines()]
-    times = [r["time_unix_s"] for r in steps]
-    assert (times[109] - times[13]) / 96 == pytest.approx(read["step_s"], abs=1e-3)
-    assert (read["steps"], read["periods"]) == (96, 3)
+    read, steps = still_run("beside-2xh200", "beside-smollm2-2xh200", steps=96, periods=3)
     assert_told(read, ", both at work")
     assert reckoned_step_s(2, "calibration-beside-2xh200.json", read) == pytest.approx(
         read["at_lengths"]["step_s"], rel=0.01
@@ -448,11 +443,7 @@ def pace(steps: list[dict[str, Any]]) -> str:
 
 
 def test_the_step_of_the_larger_shape_is_told_beside_its_prediction() -> None:
-    read = json.loads((READINGS / "predicted-large-2xh200.json").read_text())
-    steps = [json.loads(line) for line in (READINGS / "large-2xh200.jsonl").read_text().splitlines()]
-    times = [r["time_unix_s"] for r in steps]
-    assert (times[43] - times[11]) / 32 == pytest.approx(read["step_s"], abs=1e-3)
-    assert (read["steps"], read["periods"]) == (32, 2)
+    read, steps = still_run("large-2xh200", "large-2xh200", steps=32, periods=2)
     assert_told(read, ", 1.5B")
     rollout_s = read["at_lengths"]["rollout_s"]
     assert (

@@ -176,7 +176,7 @@ class DirectPublisher:
                 room = self._spare.pop()
                 if room.flat.numel() == total:
                     return room
-        return HostRoom(total, locked=torch.cuda.is_initialized())
+        return HostRoom(total, locked=torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
     def _write_all(self) -> None:
         took_s = 0.0
