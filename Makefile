@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM := .venv-vllm
-# Each environment takes the pinned pip first: the one of Python 3.11 spends 80 s more on choosing the packages of the two.
+# Each environment takes the pinned pip first: the one of Python 3.11 needs 80 s more of processor time to install the two.
 PIP := -m pip install -q --disable-pip-version-check
 export HYPOTHESIS_PROFILE ?= dev
 # Small matrices lose on many threads, and the tests share the machine with Ray.
