@@ -47,6 +47,10 @@ class Search:
             self.stopped = True
         return self.stopped
 
+    def pressed(self) -> bool:
+        """Whether to be content with the first that fits: to be asked where finding an incumbent takes long."""
+        return self._should_stop()
+
     def offer(self, plan: Plan) -> Scored | None:
         """Score a valid plan and keep it if it is the best so far; None when it does not fit."""
         self.evaluations += 1

@@ -80,9 +80,10 @@ def test_imbalance_is_that_of_sequences_given_out(dp: int) -> None:
     assert imbalance(ctx, dp) == pytest.approx(whole, rel=1e-9 if dp <= IMBALANCE_DRAWS else 2e-3)
 
 
-def test_a_search_that_is_to_stop_plans_a_large_fleet_all_the_same() -> None:
-    p = apply(problem(), parse("add=20000xH20"))
-    found = solve(p, should_stop=lambda: True)
+@pytest.mark.parametrize(("scheduler", "more"), [("hex", 20_000), ("areal-hex", 2_000)])
+def test_a_search_that_is_to_stop_plans_a_large_fleet_all_the_same(scheduler: str, more: int) -> None:
+    p = apply(problem(), parse(f"add={more}xH20"))
+    found = solve(p, scheduler=scheduler, should_stop=lambda: True)
     assert isinstance(found, Feasible)
     assert not found.finished
     assert found.bound_tokens_per_s >= found.prediction.tokens_per_s > 0

@@ -68,7 +68,7 @@ class _Rounds:
     def _plan(self, counts: Counts) -> Scored | None:
         cost, classes = self.search.cost, self.partitioner.classes
         given = self.partitioner.allot(counts)
-        trainer = best_trainer(self.columns, classes, given)
+        trainer = best_trainer(self.columns, classes, given, should_stop=self.search.pressed)
         if trainer is None:
             self.no_training.add(counts)
             self.search.evaluations += 1

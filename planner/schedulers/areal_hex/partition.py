@@ -113,18 +113,22 @@ class Partitioner:
         node = self.graph.nodes
         n = len(self.grid)
         compute, hbm, inside = np.zeros(n), np.zeros(n), np.zeros(n)
-        rows = [np.array([_fill(p, self.classes, t) for t in range(p.high + 1)], dtype=float) for p in self.pools]
+        rows, at = (
+            [],
+            [],
+        )  # of each pool: devices by class for each count that the grid has, and which of those its rows have
         for p, pool in enumerate(self.pools):
-            t = self.grid[:, p]
+            counts, where = np.unique(self.grid[:, p], return_inverse=True)
+            rows.append(np.array([_fill(pool, self.classes, int(t)) for t in counts], dtype=float))
+            at.append(where)
+        for p, pool in enumerate(self.pools):
             ix = pool.classes
-            compute += (rows[p] @ np.array([node[i]["compute"] for i in ix]))[t]
-            hbm += (rows[p] @ np.array([node[i]["hbm"] for i in ix]))[t]
-            between = self._bandwidth(ix, ix)
-            inside += (np.einsum("ti,ij,tj->t", rows[p], between, rows[p]) / 2)[t]
+            compute += (rows[p] @ np.array([node[i]["compute"] for i in ix]))[at[p]]
+            hbm += (rows[p] @ np.array([node[i]["hbm"] for i in ix]))[at[p]]
+            inside += (((rows[p] @ self._bandwidth(ix, ix)) * rows[p]).sum(axis=1) / 2)[at[p]]
             for q in range(p):
-                other = self.pools[q].classes
-                cross = self._bandwidth(ix, other)
-                inside += (rows[p] @ cross @ rows[q].T)[t, self.grid[:, q]]
+                cross = self._bandwidth(ix, self.pools[q].classes)
+                inside += (rows[p] @ cross @ rows[q].T)[at[p], at[q]]
         all_compute = sum(d["devices"] * d["compute"] for _, d in node(data=True))
         all_hbm = sum(d["devices"] * d["hbm"] for _, d in node(data=True))
         all_links = sum(

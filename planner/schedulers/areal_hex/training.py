@@ -5,7 +5,7 @@ blocks of two kinds that a lower bound does not rule out. Layers go to stages in
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -32,20 +32,30 @@ class Trainer:
 
 
 def best_trainer(
-    columns: Columns, classes: Sequence[DeviceClass], counts: Sequence[int], *, exactly: bool = False
+    columns: Columns,
+    classes: Sequence[DeviceClass],
+    counts: Sequence[int],
+    *,
+    exactly: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Trainer | None:
     """The fastest trainer on `counts` devices of each class, or on fewer of them unless `exactly`; None when none fits or
-    none covers the pinned devices."""
+    none covers the pinned devices. Once it should stop: the fastest so far, or the first."""
     best: Trainer | None = None
-    for found in improving_trainers(columns, classes, counts, exactly=exactly):
+    for found in improving_trainers(columns, classes, counts, exactly=exactly, should_stop=should_stop):
         best = found
     return best
 
 
 def improving_trainers(
-    columns: Columns, classes: Sequence[DeviceClass], counts: Sequence[int], *, exactly: bool = False
+    columns: Columns,
+    classes: Sequence[DeviceClass],
+    counts: Sequence[int],
+    *,
+    exactly: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Trainer]:
-    """Trainers, each faster than the one before; the last is the fastest."""
+    """Trainers, each faster than the one before; the last is the fastest, unless it should stop: then there is one, if any."""
     problem = columns.cost.problem
     kinds: dict[str, list[int]] = {}
     for i, c in enumerate(classes):
@@ -70,7 +80,11 @@ def improving_trainers(
 
     if not exactly or len(kinds) == 1:
         for k in kinds:
-            for block in options[k]:
+            for block in sorted(
+                options[k], key=lambda b: columns.bound_s((b,), ())
+            ):  # the most promising first, as pairs are
+                if best_s < float("inf") and should_stop():
+                    return
                 yield from faster((block,), ())
     if problem.capabilities.train_max_kinds < 2 or (exactly and len(kinds) > 2):
         return
@@ -78,6 +92,8 @@ def improving_trainers(
         places = [tuple(classes[i].place for i in kinds[k]) for k in (ka, kb)]
         link = best_link(problem.cluster, *places)
         for pair in _pairs(columns, options[ka], options[kb], link, best_s):
+            if best_s < float("inf") and should_stop():
+                return
             yield from faster(pair, (link,))
 
 
