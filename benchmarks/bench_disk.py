@@ -8,7 +8,6 @@ How much a system keeps back before it begins to write by itself depends on its 
 """
 
 import argparse
-import hashlib
 import statistics
 import sys
 import tempfile
@@ -23,7 +22,8 @@ import torch
 
 from planner.record import record
 from runtime.core.event import FlowFellSilent
-from runtime.rl.weights.tensor_file import PORTION_BYTES, TensorFile, TensorShape, bytes_of
+from runtime.rl.weights.streamed import write_tensors
+from runtime.rl.weights.tensor_file import PORTION_BYTES, TensorShape
 from runtime.store.events import open_store
 
 BYTES = 1_614_000_000  # 12 a parameter of 134.5M
@@ -67,12 +67,7 @@ def _write(path: Path, size: int, portion_bytes: int) -> None:
     tensor = torch.randint(0, 256, (TENSOR_BYTES,), dtype=torch.uint8)
     count = max(1, size // TENSOR_BYTES)
     layout = {str(i): TensorShape(shape=tuple(tensor.shape), dtype=tensor.dtype) for i in range(count)}
-    with TensorFile(path, layout, portion_bytes=portion_bytes) as file, ThreadPoolExecutor(1) as hasher:
-        for _ in range(count):
-            data = bytes_of(tensor)
-            digest = hasher.submit(hashlib.sha256, data)
-            file.write(data)
-            digest.result()
+    write_tensors(path, layout, ((name, tensor) for name in layout), portion_bytes=portion_bytes)
 
 
 def _beside(folder: Path, write: Callable[[], None]) -> Beside:

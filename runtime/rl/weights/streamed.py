@@ -23,20 +23,24 @@ from runtime.rl.weights.sealed import (
     read_tensors,
     remove_sealed,
 )
-from runtime.rl.weights.tensor_file import TensorFile, TensorShape, bytes_of
+from runtime.rl.weights.tensor_file import PORTION_BYTES, TensorFile, TensorShape, bytes_of
 
 SIDE_BY_SIDE_BYTES = 2**20  # below, changing threads costs more than it saves
 
 
 def write_tensors(
-    path: Path, layout: Mapping[str, TensorShape], tensors: Iterable[tuple[str, Tensor]]
+    path: Path,
+    layout: Mapping[str, TensorShape],
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    portion_bytes: int = PORTION_BYTES,
 ) -> dict[str, TensorEntry]:
-    """Write `tensors`, which come in the order of `layout`, to `path` and sync it; returns what a manifest says of each.
+    """Write `tensors`, which come in the order of `layout`, to `path` and sync it, by portions; returns what a manifest says of each.
 
     Hashing of a large tensor and writing it run side by side. WeightsError when a tensor is not what the layout says.
     """
     entries: dict[str, TensorEntry] = {}
-    with TensorFile(path, layout) as file, ThreadPoolExecutor(1) as hasher:
+    with TensorFile(path, layout, portion_bytes=portion_bytes) as file, ThreadPoolExecutor(1) as hasher:
         for (name, expected), (found, tensor) in zip(layout.items(), tensors, strict=True):
             if (name, expected.shape, expected.dtype) != (found, tuple(tensor.shape), tensor.dtype):
                 got = (found, tuple(tensor.shape), tensor.dtype)
