@@ -113,10 +113,8 @@ class Partitioner:
         node = self.graph.nodes
         n = len(self.grid)
         compute, hbm, inside = np.zeros(n), np.zeros(n), np.zeros(n)
-        rows, at = (
-            [],
-            [],
-        )  # of each pool: devices by class for each count that the grid has, and which of those its rows have
+        # Of each pool: devices by class for each count that the grid has, and which of those counts a row of the grid is.
+        rows, at = [], []
         for p, pool in enumerate(self.pools):
             counts, where = np.unique(self.grid[:, p], return_inverse=True)
             rows.append(np.array([_fill(pool, self.classes, int(t)) for t in counts], dtype=float))

@@ -80,9 +80,8 @@ def improving_trainers(
 
     if not exactly or len(kinds) == 1:
         for k in kinds:
-            for block in sorted(
-                options[k], key=lambda b: columns.bound_s((b,), ())
-            ):  # the most promising first, as pairs are
+            # The most promising first, as pairs are.
+            for block in sorted(options[k], key=lambda b: columns.bound_s((b,), ())):
                 if best_s < float("inf") and should_stop():
                     return
                 yield from faster((block,), ())
